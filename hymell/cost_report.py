@@ -1,0 +1,177 @@
+"""The answer: what a model's inference costs on one GPU under one engine.
+
+Plain frozen dataclasses; every field name carries its unit. ``to_dict`` is what ``--json`` prints
+(schema: docs/report.schema.json), so a renamed field is a breaking change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """Cost of a phase: one prefill, or all decode steps together.
+
+    ``flops`` is the full S^2 count, ``flops_causal`` what a kernel that skips masked work does;
+    ``bytes`` is device memory traffic read plus written, ``weight_bytes`` the weights in it;
+    ``overhead_s`` is the part of ``time_s`` outside kernels (gaps, host, per-step work).
+    """
+
+    steps: int
+    flops: float
+    flops_causal: float
+    bytes: float
+    weight_bytes: float
+    time_s: float
+    energy_j: float
+    launches: float
+    overhead_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCost:
+    """Bytes on the GPU at the longest point of the run.
+
+    ``kv_cache_bytes`` covers KV, latent KV and recurrent state; ``pool_bytes`` is what the engine
+    claims of the GPU (0 when it claims what it needs); ``max_batch`` is the largest batch of this
+    prompt and output that fits, 0 when not even one does. ``total_bytes`` is weights, cache,
+    activations and ``reserve_bytes`` (CUDA context and framework).
+    """
+
+    weights_bytes: float
+    kv_cache_bytes: float
+    state_bytes: float
+    activation_bytes: float
+    total_bytes: float
+    capacity_bytes: float
+    usable_bytes: float
+    pool_bytes: float
+    kv_bytes_per_token: float
+    fits: bool
+    max_batch: int
+    advice: tuple[str, ...] = ()
+    reserve_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """Share of one block kind (embed, attention, mixer, ffn, moe, head) of one part in a phase."""
+
+    phase: str
+    block: str
+    part: str
+    flops: float
+    bytes: float
+    time_s: float
+    energy_j: float
+    share_of_time: float
+    share_of_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """One kernel of a phase, all its repeats (and, in decode, all steps) together.
+
+    ``sizes`` are the primitive's fields as formulas in B, S, L; ``regime`` says what bounds it
+    ("compute", "memory", "launch"); ``estimator`` names what priced it.
+    """
+
+    phase: str
+    name: str
+    primitive: str
+    block: str
+    part: str
+    layer: str
+    path: str
+    repeat: int
+    launches: int
+    sizes: Mapping[str, str]
+    flops: float
+    flops_causal: float
+    bytes: float
+    weight_bytes: float
+    time_s: float
+    energy_j: float
+    share_of_time: float
+    regime: str
+    estimator: str
+    understood: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the model was understood; ``unknown`` lists (op, count, share of bytes)."""
+
+    understood_share_of_ops: float
+    understood_share_of_flops: float
+    understood_share_of_bytes: float
+    calibrated_share_of_time: float
+    unknown: tuple[tuple[str, int, float], ...]
+
+    @property
+    def complete(self) -> bool:
+        """True when every op is understood."""
+        return not self.unknown
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What one workload of one model costs; see `hymell.predict`."""
+
+    model: str
+    gpu: str
+    engine: str
+    dtype: str
+    workload: Mapping[str, int]
+    ttft_s: float
+    tpot_s: float | None
+    latency_s: float
+    tokens_per_s: float
+    energy_j: float
+    energy_per_output_token_j: float
+    power_w: float
+    energy_calibrated: bool
+    prefill: PhaseCost
+    decode: PhaseCost
+    memory: MemoryCost
+    parameters: Mapping[str, int]
+    coverage: Coverage
+    blocks: tuple[BlockCost, ...]
+    kernels: tuple[KernelCost, ...]
+    assumptions: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    cost: Mapping[str, float] | None = None
+    gco2: Mapping[str, float] | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dicts and lists, ready for JSON."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+    def to_frame(self) -> pd.DataFrame:
+        """The kernels as a pandas DataFrame, one row per kernel and phase."""
+        import pandas as pd
+
+        return pd.DataFrame([_plain(asdict(kernel)) for kernel in self.kernels])
+
+    def _repr_html_(self) -> str:
+        from hymell.report.notebook import to_html
+
+        return to_html(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""Fusion rules: pure functions from one `Plan` to the next, which engines list in order."""

@@ -1,0 +1,145 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from hymell.dims import Size, simplify, whole
+from hymell.op_registry.memory_ops import spec_bytes
+from hymell.op_registry.primitives import Conv, Gemm, GroupedGemm
+from hymell.op_registry.registry import lowers
+
+if TYPE_CHECKING:
+    from hymell.graph import Op
+    from hymell.op_registry.dataflow import Dataflow
+
+
+def product(
+    op: Op,
+    flow: Dataflow,
+    a: int,
+    b: int,
+    m: Size,
+    n: Size,
+    k: Size,
+    *,
+    batch: Size = 1,
+    bias: bool = False,
+) -> Gemm:
+    """The GEMM of operands at positions ``a`` and ``b``; a weight on the left is turned around."""
+    weight = flow.weight(op, b)
+    activation = op.inputs[a].spec.dtype
+    if weight is None and (left := flow.weight(op, a)) is not None:
+        weight, m, n = left, n, m
+        activation = op.inputs[b].spec.dtype
+    stored = weight.dtype if weight is not None else op.inputs[b].spec.dtype
+    return Gemm(
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        a_dtype=activation,
+        b_dtype=stored,
+        out_dtype=op.outputs[0].dtype,
+        math=flow.math(activation, stored),
+        b_is_weight=weight is not None,
+        bias=bias,
+    )
+
+
+@lowers("aten.mm", "aten._scaled_mm")
+def mm(op: Op, flow: Dataflow) -> Gemm:
+    """(m, k) @ (k, n)."""
+    (m, k), (_, n) = op.inputs[0].spec.shape, op.inputs[1].spec.shape
+    return product(op, flow, 0, 1, m, n, k)
+
+
+@lowers("aten.addmm", "aten._addmm_activation")
+def addmm(op: Op, flow: Dataflow) -> Gemm:
+    """bias + (m, k) @ (k, n)."""
+    (m, k), (_, n) = op.inputs[1].spec.shape, op.inputs[2].spec.shape
+    return product(op, flow, 1, 2, m, n, k, bias=True)
+
+
+@lowers("aten.bmm")
+def bmm(op: Op, flow: Dataflow) -> Gemm:
+    """(batch, m, k) @ (batch, k, n)."""
+    (batch, m, k), (_, _, n) = op.inputs[0].spec.shape, op.inputs[1].spec.shape
+    return product(op, flow, 0, 1, m, n, k, batch=batch)
+
+
+@lowers("aten.baddbmm")
+def baddbmm(op: Op, flow: Dataflow) -> Gemm:
+    """input + (batch, m, k) @ (batch, k, n)."""
+    (batch, m, k), (_, _, n) = op.inputs[1].spec.shape, op.inputs[2].spec.shape
+    return product(op, flow, 1, 2, m, n, k, batch=batch)
+
+
+@lowers("aten.linear")
+def linear(op: Op, flow: Dataflow) -> Gemm:
+    """(..., k) @ (n, k)^T + bias."""
+    *rows, k = op.inputs[0].spec.shape
+    n = op.inputs[1].spec.shape[0]
+    m: Size = 1
+    for size in rows:
+        m = simplify(m * size)
+    return product(op, flow, 0, 1, m, n, k, bias=len(op.inputs) > 2)
+
+
+@lowers("aten.mv", "aten.addmv")
+def mv(op: Op, flow: Dataflow) -> Gemm:
+    """(m, k) @ (k)."""
+    first = len(op.inputs) - 2
+    m, k = op.inputs[first].spec.shape
+    return product(op, flow, first, first + 1, m, 1, k)
+
+
+@lowers("aten.dot", "aten.vdot")
+def dot(op: Op, flow: Dataflow) -> Gemm:
+    """(k) . (k)."""
+    return product(op, flow, 0, 1, 1, 1, op.inputs[0].spec.shape[0])
+
+
+@lowers("aten._grouped_mm", "aten._scaled_grouped_mm")
+def grouped_mm(op: Op, flow: Dataflow) -> GroupedGemm:
+    """(m, k) rows sorted by group @ (groups, k, n)."""
+    m, k = op.inputs[0].spec.shape[-2:]
+    groups, _, n = op.inputs[1].spec.shape
+    weight = flow.weight(op, 1) or op.inputs[1].spec
+    activation = op.inputs[0].spec.dtype
+    return GroupedGemm(
+        m=m,
+        n=n,
+        k=k,
+        groups=whole(groups),
+        a_dtype=activation,
+        b_dtype=weight.dtype,
+        out_dtype=op.outputs[0].dtype,
+        math=flow.math(activation, weight.dtype),
+    )
+
+
+@lowers("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
+def convolution(op: Op, flow: Dataflow) -> Conv:
+    """Input (batch, channels, ...), weight (out, in / groups, taps...); transposed: (in, out, ...).
+
+    A forward convolution is one product per output position, a transposed one per input position.
+    """
+    source, kernel = op.inputs[0].spec, op.inputs[1].spec
+    taps = prod(whole(size) for size in kernel.shape[2:])
+    transposed = bool(op.attrs.get("transposed", False))
+    positions = (source if transposed else op.outputs[0]).shape
+    m: Size = positions[0]
+    for size in positions[2:]:
+        m = simplify(m * size)
+    out_channels, in_channels = kernel.shape[0], kernel.shape[1]
+    return Conv(
+        m=m,
+        n=out_channels,
+        k=simplify(in_channels * taps),
+        groups=int(op.attrs.get("groups", 1)),
+        input_bytes=spec_bytes(source),
+        dtype=op.outputs[0].dtype,
+        math=flow.math(source.dtype, kernel.dtype),
+    )

@@ -1,0 +1,47 @@
+"""Recurrences kept whole: state-space models, delta rules, linear attention, short convolutions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hymell.dtypes import math_format
+from hymell.op_registry.memory_ops import bytes_in, bytes_out, memory_op
+from hymell.op_registry.primitives import Memory, Scan
+from hymell.op_registry.registry import lowers
+
+if TYPE_CHECKING:
+    from hymell.graph import Op
+    from hymell.op_registry.dataflow import Dataflow
+
+
+@lowers("hymell.scan")
+def scan(op: Op, flow: Dataflow) -> Scan:
+    """Attributes ``heads``, ``key_dim``, ``value_dim``, ``chunk``, ``mode``; tensors give the rest.
+
+    The first output is (batch, length, ...), or (batch, channels, length) when channels come first.
+    """
+    read, weights = bytes_in(op, flow)
+    activation = op.inputs[0].spec
+    shape = op.outputs[0].shape
+    channels_first = len(shape) == 3 and shape[1] == op.attrs["heads"] * op.attrs["value_dim"]
+    length = shape[2] if channels_first else shape[1]
+    return Scan(
+        variant=op.name.removeprefix("hymell.scan."),
+        batch=shape[0],
+        length=1 if op.attrs.get("mode") == "recurrent" else length,
+        heads=op.attrs["heads"],
+        key_dim=op.attrs["key_dim"],
+        value_dim=op.attrs["value_dim"],
+        chunk=op.attrs.get("chunk") or 1,
+        bytes_read=read,
+        bytes_written=bytes_out(op),
+        dtype=activation.dtype,
+        math=math_format(activation.dtype),
+        weight_bytes=weights,
+    )
+
+
+@lowers("hymell.causal_conv1d")
+def causal_conv1d(op: Op, flow: Dataflow) -> Memory:
+    """A depthwise convolution over a few past tokens: bound by the bytes it moves."""
+    return memory_op(op, flow, "causal_conv1d", flops_per_element=8)
