@@ -1,0 +1,97 @@
+"""What an estimator is, and what it prices: a model under an engine on a GPU.
+
+Everything is vectorised: a primitive's sizes are numbers or arrays with one entry per workload,
+and so is every result. The data-sheet roofline and the calibrated estimators share this interface.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hymell.graph import OpGraph, Phase
+from hymell.hardware import Gpu
+from hymell.op_registry.engines.base import Engine
+from hymell.op_registry.kernels import Lowered
+from hymell.op_registry.primitives import Primitive, Value
+from hymell.workload import Precision
+
+Array: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+#: What bounds a kernel; an estimator's regime codes are positions in this tuple.
+REGIMES = ("compute", "memory", "launch")
+COMPUTE, MEMORY, LAUNCH = range(len(REGIMES))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Device seconds of one execution and the regime code (into `REGIMES`), per workload."""
+
+    time_s: Value
+    regime: Value
+
+
+class Estimator(Protocol):
+    """Prices primitives on a GPU; stateless, so that one instance serves every workload.
+
+    ``calibrated`` says that the coefficients were fitted on measurements.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name, shown beside each kernel."""
+
+    @property
+    def calibrated(self) -> bool:
+        """True when fitted on measurements."""
+
+    def time(self, primitive: Primitive, gpu: Gpu) -> KernelTime:
+        """Time and regime of a primitive whose sizes are numbers or arrays."""
+
+    def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, ...] | None:
+        """Seconds whose maximum is the time, each polynomial where the primitive's costs are.
+
+        The roll-up sums such a maximum over decode steps exactly. None: the time has no such form
+        and the roll-up samples it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A traced model, the engine that runs it, the GPU it runs on and what prices it.
+
+    ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``.
+    """
+
+    graph: OpGraph
+    gpu: Gpu
+    engine: Engine
+    estimator: Estimator
+    lowered: Callable[[int], Lowered]
+    precision: Precision = field(default_factory=Precision)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """True for models that encode the prompt and decode from scratch (T5, Whisper).
+
+        Their decode regions have S = the source length and L = tokens generated so far, from 1;
+        other models have S = 1 and L = tokens in the cache.
+        """
+        return {"encoder", "decoder"} <= set(self.graph.facts.parts)
+
+    @property
+    def longest_source(self) -> float:
+        """Largest S of the decode regions: 1 where the source has a fixed length (Whisper)."""
+        bounds = [region.S.hi for region in self.graph.of_phase("decode")]
+        return max((math.inf if hi is None else hi for hi in bounds), default=1)
+
+    def region_index(self, phase: Phase, B: int, S: int, L: int) -> int:
+        """Position of the region that holds a workload point; errors as `OpGraph.region`."""
+        held = self.graph.region(phase, B, S, L)
+        return next(i for i, region in enumerate(self.graph.regions) if region is held)

@@ -1,0 +1,154 @@
+"""Where a phase's cost goes: per kernel, per block, and how much of it is understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from hymell.cost_report import BlockCost, Coverage, KernelCost
+from hymell.estimators.base import REGIMES, Deployment, Estimator
+from hymell.estimators.energy import PowerModel
+from hymell.estimators.rollup import KernelDetail
+from hymell.op_registry.kernels import Kernel
+from hymell.op_registry.primitives import Unknown, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    detail: KernelDetail
+    cost: KernelCost
+
+
+def kernel_costs(
+    phase: str, details: Sequence[KernelDetail], model: Deployment, power: PowerModel
+) -> Iterator[KernelCost]:
+    """One `KernelCost` per kernel of a phase of one workload, in launch order.
+
+    Decode steps in several regions run the same kernels with other sizes: their costs are added,
+    and the sizes and regime are those of the region with most steps.
+    """
+    merged: dict[tuple[object, ...], _Entry] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    for detail in details:
+        kernel = detail.kernel
+        place = (kernel.name, kernel.block, kernel.part, kernel.layer, kernel.path)
+        # A layer may launch two kernels that agree in all of these.
+        nth = seen.setdefault((detail.region, *place), 0)
+        seen[detail.region, *place] = nth + 1
+        entry = _Entry(detail, _kernel_cost(phase, detail, model, power))
+        before = merged.get((*place, nth))
+        merged[*place, nth] = entry if before is None else _add(before, entry)
+    costs = [entry.cost for entry in merged.values()]
+    whole = sum(cost.time_s for cost in costs)
+    for cost in costs:
+        yield replace(cost, share_of_time=_share(cost.time_s, whole))
+
+
+def _kernel_cost(
+    phase: str, detail: KernelDetail, model: Deployment, power: PowerModel
+) -> KernelCost:
+    kernel, sums = detail.kernel, detail.sums
+    time_s, busy_s = _number(sums.time_s), _number(sums.busy_s)
+    return KernelCost(
+        phase=phase,
+        name=kernel.name,
+        primitive=kernel.primitive.kind,
+        block=kernel.block,
+        part=kernel.part,
+        layer=kernel.layer,
+        path=kernel.path,
+        repeat=kernel.repeat,
+        launches=int(kernel.repeat * kernel.launches * detail.steps[0]),
+        sizes={name: str(value) for name, value in sizes(kernel.primitive).items()},
+        flops=_number(sums.flops),
+        flops_causal=_number(sums.flops_causal),
+        bytes=_number(sums.bytes),
+        weight_bytes=_number(sums.weight_bytes),
+        time_s=time_s,
+        energy_j=float(power.energy_j(time_s, busy_s)),
+        share_of_time=0.0,
+        regime=REGIMES[int(_number(detail.regime))],
+        estimator=model.estimator.name,
+        understood=kernel.understood,
+    )
+
+
+def _add(a: _Entry, b: _Entry) -> _Entry:
+    larger = a if a.detail.steps[0] >= b.detail.steps[0] else b
+    cost = replace(
+        larger.cost,
+        launches=a.cost.launches + b.cost.launches,
+        flops=a.cost.flops + b.cost.flops,
+        flops_causal=a.cost.flops_causal + b.cost.flops_causal,
+        bytes=a.cost.bytes + b.cost.bytes,
+        weight_bytes=a.cost.weight_bytes + b.cost.weight_bytes,
+        time_s=a.cost.time_s + b.cost.time_s,
+        energy_j=a.cost.energy_j + b.cost.energy_j,
+    )
+    return _Entry(larger.detail, cost)
+
+
+def block_costs(kernels: Iterable[KernelCost]) -> tuple[BlockCost, ...]:
+    """Kernels added up per phase, part and block; the shares of a phase sum to 1.
+
+    Times are those of the kernels; gaps, host and per-step work belong to no block
+    (`PhaseCost.overhead_s`).
+    """
+    blocks: list[BlockCost] = []
+    for phase, group in groupby(kernels, key=lambda kernel: kernel.phase):
+        members = list(group)
+        time_s, flops = sum(k.time_s for k in members), sum(k.flops for k in members)
+        for part, block in dict.fromkeys((k.part, k.block) for k in members):
+            own = [k for k in members if (k.part, k.block) == (part, block)]
+            blocks.append(
+                BlockCost(
+                    phase=phase,
+                    block=block,
+                    part=part,
+                    flops=sum(k.flops for k in own),
+                    bytes=sum(k.bytes for k in own),
+                    time_s=sum(k.time_s for k in own),
+                    energy_j=sum(k.energy_j for k in own),
+                    share_of_time=_share(sum(k.time_s for k in own), time_s),
+                    share_of_flops=_share(sum(k.flops for k in own), flops),
+                )
+            )
+    return tuple(blocks)
+
+
+def coverage(
+    lowered: Iterable[Kernel], costs: Sequence[KernelCost], estimator: Estimator
+) -> Coverage:
+    """How much is understood, over both phases; ops are counted with their repeats.
+
+    The FLOPs of an op that nobody registered are not known and count as none; its bytes are.
+    """
+    kernels = list(lowered)
+    ops = sum(max(len(k.ops), 1) * k.repeat for k in kernels)
+    known = sum(max(len(k.ops), 1) * k.repeat for k in kernels if k.understood)
+    flops, moved = sum(c.flops for c in costs), sum(c.bytes for c in costs)
+    unknown: dict[str, tuple[int, float]] = {}
+    for cost in costs:
+        if not cost.understood:
+            name = cost.sizes["name"] if cost.primitive == Unknown.kind else cost.name
+            times, size = unknown.get(name, (0, 0.0))
+            unknown[name] = (times + cost.repeat, size + cost.bytes)
+    return Coverage(
+        understood_share_of_ops=_share(known, ops),
+        understood_share_of_flops=_share(sum(c.flops for c in costs if c.understood), flops),
+        understood_share_of_bytes=_share(sum(c.bytes for c in costs if c.understood), moved),
+        calibrated_share_of_time=1.0 if estimator.calibrated else 0.0,
+        unknown=tuple((n, times, _share(size, moved)) for n, (times, size) in unknown.items()),
+    )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _number(value: object) -> float:
+    """The one entry of an array of one workload, or a number."""
+    return float(np.ravel(value)[0])  # type: ignore[call-overload]

@@ -1,0 +1,309 @@
+"""Pricing: a traced model and a workload to a `CostReport`, or a million workloads to arrays.
+
+Both go the same way: regions lowered by the engine, kernels priced and summed by the roll-up,
+energy from the power model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hymell.cost_report import CostReport, PhaseCost
+from hymell.errors import HymellError
+from hymell.estimators.base import Array, Deployment, Estimator
+from hymell.estimators.breakdown import block_costs, coverage, kernel_costs
+from hymell.estimators.energy import PowerModel
+from hymell.estimators.level1.roofline import Roofline
+from hymell.estimators.memory import PREFILL_CHUNK, RESERVE_BYTES, is_serving, memory_cost
+from hymell.estimators.rollup import KernelDetail, PhaseTotals, decode_totals, prefill_totals
+from hymell.graph import OpGraph
+from hymell.hardware import Gpu
+from hymell.op_registry.engines.base import Engine
+from hymell.op_registry.kernels import Kernel, Lowered
+from hymell.op_registry.lower import lower
+from hymell.op_registry.primitives import Experts, GroupedGemm
+from hymell.workload import MAX_BATCH, MAX_TOKENS, Precision, Workload
+
+#: Workloads priced together: large enough for numpy, small enough for a core's cache.
+CHUNK_ROWS = 32_768
+
+_JOULES_PER_KWH = 3.6e6
+
+
+def deploy(
+    graph: OpGraph,
+    *,
+    gpu: Gpu,
+    engine: Engine,
+    precision: Precision | None = None,
+    skew: float = 0.0,
+    estimator: Estimator | None = None,
+) -> Deployment:
+    """A model on a GPU under an engine, each region lowered once, when it is first needed.
+
+    ``skew`` is the Zipf exponent of expert popularity. Raises HymellError for a negative skew.
+    """
+    if not (math.isfinite(skew) and skew >= 0):
+        raise HymellError(f"the routing skew must be 0 (uniform) or more, not {skew}")
+    formats = Precision() if precision is None else precision
+
+    @cache
+    def lowered(index: int) -> Lowered:
+        return lower(graph.regions[index], engine, graph.facts, formats, skew=skew)
+
+    return Deployment(graph, gpu, engine, estimator or Roofline(), lowered, formats)
+
+
+def price(
+    graph: OpGraph,
+    B: ArrayLike,
+    prompt: ArrayLike,
+    output: ArrayLike,
+    *,
+    gpu: Gpu,
+    engine: Engine,
+    precision: Precision | None = None,
+    skew: float = 0.0,
+    estimator: Estimator | None = None,
+) -> dict[str, Array]:
+    """Cost of many workloads of one model; ``B``, ``prompt``, ``output`` broadcast to one shape.
+
+    Returns arrays of that shape: ``ttft_s``, ``tpot_s`` (0 where output is 1: nothing is decoded),
+    ``latency_s``, ``tokens_per_s``, ``energy_j``, ``energy_per_output_token_j``, and per phase
+    ``prefill_*`` and ``decode_*``: ``flops``, ``flops_causal``, ``bytes``, ``weight_bytes``,
+    ``time_s``, ``energy_j``, ``launches``. Memory is not checked. Raises HymellError for values
+    below 1 or absurdly large, and for a workload that no traced region holds.
+    """
+    model = deploy(
+        graph, gpu=gpu, engine=engine, precision=precision, skew=skew, estimator=estimator
+    )
+    arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (B, prompt, output)))
+    _check(arrays)
+    shape, rows = arrays[0].shape, arrays[0].size
+    flat = [np.ascontiguousarray(values).reshape(-1) for values in arrays]
+    found: dict[str, Array] = {}
+    for start in range(0, rows, CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        for name, values in _price_rows(model, *(v[part] for v in flat)).items():
+            found.setdefault(name, np.empty(rows))[part] = values
+    return {name: values.reshape(shape) for name, values in found.items()}
+
+
+def _check(arrays: Iterable[Array]) -> None:
+    for name, values, most in zip(
+        ("batch", "prompt", "output"), arrays, (MAX_BATCH, MAX_TOKENS, MAX_TOKENS), strict=True
+    ):
+        if values.size == 0:
+            raise HymellError("no workload to price: give at least one batch, prompt and output")
+        # Written so that NaN fails.
+        if not ((values >= 1) & (values <= most) & (values == np.floor(values))).all():
+            raise HymellError(f"every {name} must be a whole number from 1 to {most}")
+
+
+def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> dict[str, Array]:
+    prefill = prefill_totals(model, B, prompt)
+    decode = decode_totals(model, B, prompt, output)
+    power = PowerModel.of(model.gpu)
+    costs: dict[str, Array] = {}
+    for phase, totals in (("prefill", prefill), ("decode", decode)):
+        for name in ("flops", "flops_causal", "bytes", "weight_bytes", "time_s", "launches"):
+            costs[f"{phase}_{name}"] = getattr(totals, name)
+        costs[f"{phase}_energy_j"] = power.energy_j(totals.time_s, totals.busy_s)
+    latency_s = prefill.time_s + decode.time_s
+    energy_j = costs["prefill_energy_j"] + costs["decode_energy_j"]
+    tokens = B * output
+    return {
+        "ttft_s": prefill.time_s,
+        "tpot_s": decode.time_s / np.maximum(output - 1, 1),
+        "latency_s": latency_s,
+        "tokens_per_s": tokens / latency_s,
+        "energy_j": energy_j,
+        "energy_per_output_token_j": energy_j / tokens,
+        **costs,
+    }
+
+
+def predict_graph(
+    graph: OpGraph,
+    workload: Workload,
+    *,
+    gpu: Gpu,
+    engine: Engine,
+    precision: Precision | None = None,
+    skew: float = 0.0,
+    price_per_hour: float | None = None,
+    gco2_per_kwh: float | None = None,
+    kv_pool_bytes: float | None = None,
+    estimator: Estimator | None = None,
+) -> CostReport:
+    """What one workload of a traced model costs, kernel by kernel.
+
+    ``price_per_hour`` is that of the GPU, in any currency; ``gco2_per_kwh`` the carbon intensity
+    of its power; ``kv_pool_bytes`` a measured KV pool. A workload that does not fit is priced all
+    the same, with ``memory.fits`` False and advice. Raises HymellError for a negative price or
+    intensity, an impossible pool, and a workload that no traced region holds.
+    """
+    for name, value in (("price per hour", price_per_hour), ("gCO2 per kWh", gco2_per_kwh)):
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise HymellError(f"the {name} must be 0 or more, not {value}")
+    model = deploy(
+        graph, gpu=gpu, engine=engine, precision=precision, skew=skew, estimator=estimator
+    )
+    B, prompt, output = (
+        np.array([float(n)]) for n in (workload.batch, workload.prompt, workload.output)
+    )
+    power = PowerModel.of(gpu)
+    details: dict[str, list[KernelDetail]] = {"prefill": [], "decode": []}
+    totals = {
+        "prefill": prefill_totals(model, B, prompt, details["prefill"]),
+        "decode": decode_totals(model, B, prompt, output, details["decode"]),
+    }
+    prefill, decode = (_phase_cost(totals[phase], power) for phase in ("prefill", "decode"))
+    kernels = tuple(
+        cost
+        for phase, found in details.items()
+        for cost in kernel_costs(phase, found, model, power)
+    )
+    memory = memory_cost(model, workload, kv_pool_bytes)
+    latency_s = prefill.time_s + decode.time_s
+    energy_j = prefill.energy_j + decode.energy_j
+    tokens = workload.batch * workload.output
+    lowered = [detail.kernel for found in details.values() for detail in found]
+    return CostReport(
+        model=graph.facts.name,
+        gpu=gpu.name,
+        engine=engine.name,
+        dtype=_dtype(model),
+        workload={"batch": workload.batch, "prompt": workload.prompt, "output": workload.output},
+        ttft_s=prefill.time_s,
+        tpot_s=decode.time_s / decode.steps if decode.steps else None,
+        latency_s=latency_s,
+        tokens_per_s=tokens / latency_s,
+        energy_j=energy_j,
+        energy_per_output_token_j=energy_j / tokens,
+        power_w=energy_j / latency_s,
+        energy_calibrated=False,
+        prefill=prefill,
+        decode=decode,
+        memory=memory,
+        parameters={"total": graph.facts.parameters, "active": graph.facts.active_parameters},
+        coverage=coverage(lowered, kernels, model.estimator),
+        blocks=block_costs(kernels),
+        kernels=kernels,
+        assumptions=_assumptions(model, workload, skew, power, lowered),
+        warnings=tuple(_warnings(model, workload, lowered, skew)),
+        cost=_per_unit(price_per_hour, latency_s / 3600, workload),
+        gco2=_per_unit(gco2_per_kwh, energy_j / _JOULES_PER_KWH, workload),
+    )
+
+
+def _phase_cost(totals: PhaseTotals, power: PowerModel) -> PhaseCost:
+    return PhaseCost(
+        steps=int(totals.steps[0]),
+        flops=float(totals.flops[0]),
+        flops_causal=float(totals.flops_causal[0]),
+        bytes=float(totals.bytes[0]),
+        weight_bytes=float(totals.weight_bytes[0]),
+        time_s=float(totals.time_s[0]),
+        energy_j=float(power.energy_j(totals.time_s, totals.busy_s)[0]),
+        launches=float(totals.launches[0]),
+        overhead_s=float(totals.time_s[0] - totals.kernel_s[0]),
+    )
+
+
+def _per_unit(rate: float | None, amount: float, workload: Workload) -> Mapping[str, float] | None:
+    """``rate`` times the amount that the whole batch took, per request and per 10^6 tokens."""
+    if rate is None:
+        return None
+    total = rate * amount
+    return {
+        "per_request": total / workload.batch,
+        "per_million_output_tokens": total / (workload.batch * workload.output) * 1e6,
+    }
+
+
+def _dtype(model: Deployment) -> str:
+    formats = model.precision
+    return formats.weights or formats.activations or model.graph.facts.dtype
+
+
+def _formats(model: Deployment) -> str:
+    facts, formats = model.graph.facts, model.precision
+    weights = formats.weights or facts.quantization or formats.activations or facts.dtype
+    activations = formats.activations or facts.dtype
+    kv = formats.kv or f"{activations} or as the model keeps it"
+    return f"weights {weights}, activations {activations}, KV cache {kv}"
+
+
+def _assumptions(
+    model: Deployment,
+    workload: Workload,
+    skew: float,
+    power: PowerModel,
+    kernels: Iterable[Kernel],
+) -> dict[str, Any]:
+    engine = model.engine
+    overheads = engine.overheads
+    host = (
+        "prefill only, decode replays CUDA graphs" if overheads.cuda_graphs_in_decode else "always"
+    )
+    chunk = (
+        f"prefill in chunks of {PREFILL_CHUNK} tokens" if is_serving(engine) else "whole prefill"
+    )
+    made: dict[str, Any] = {
+        "batch": f"{workload.batch}: sequences of equal length, started together, no queueing",
+        "prompt": f"{workload.prompt} tokens, none of them cached before",
+        "output": f"{workload.output} tokens: 1 from prefill, {workload.output - 1} decode steps",
+        "dtype": _formats(model),
+        "engine": "; ".join((engine.title, *engine.notes)),
+        "overheads": (
+            f"{overheads.host_s_per_launch * 1e6:g} us of host per launch ({host}), "
+            f"{overheads.gap_s * 1e6:g} us between kernels, {overheads.step_s * 1e6:g} us per step"
+        ),
+        "kernels": f"{model.estimator.name}, data-sheet peaks of {model.gpu.display_name}",
+        "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
+        "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
+        "energy": power.describe(),
+        "memory": (
+            f"{RESERVE_BYTES / 2**20:.0f} MiB for CUDA context and framework; activations of the "
+            f"{chunk}; engine uses up to {engine.memory_fraction:.0%} of the GPU"
+        ),
+    }
+    if model.encoder_decoder and model.longest_source == 1:
+        made["prompt"] = "the source has its fixed length, whatever the prompt"
+    elif model.encoder_decoder:
+        made["prompt"] = f"{workload.prompt} source tokens, encoded once"
+    elif {"vision", "language"} <= set(model.graph.facts.parts):
+        made["prompt"] = f"{workload.prompt} tokens, those of one image per sequence among them"
+    if any(isinstance(kernel.primitive, Experts | GroupedGemm) for kernel in kernels):
+        made["routing"] = "uniform" if skew == 0 else f"popularity of experts ~ rank^-{skew:g}"
+    made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
+    return made
+
+
+def _warnings(
+    model: Deployment, workload: Workload, kernels: Iterable[Kernel], skew: float
+) -> Iterable[str]:
+    facts = model.graph.facts
+    length = workload.output if model.encoder_decoder else workload.prompt + workload.output
+    if facts.max_context is not None and length > facts.max_context:
+        yield (
+            f"{length} tokens are more than the {facts.max_context} that {facts.name} "
+            "was made for; priced all the same"
+        )
+    kernels = list(kernels)
+    if "decode" not in model.graph.phases() and workload.output > 1:
+        yield f"{facts.name} does not generate: only the pass over the prompt is priced"
+    if skew and not any(isinstance(kernel.primitive, Experts) for kernel in kernels):
+        yield f"{facts.name} has no routed experts: the routing skew changes nothing"
+    maths = {kernel.primitive.math for kernel in kernels}
+    for math_format in sorted(maths):
+        note = model.gpu.compute_dtype(math_format)[1]
+        if note is not None:
+            yield note

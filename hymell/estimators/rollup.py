@@ -1,0 +1,374 @@
+"""From kernels to phases: one prefill step, and the exact sum of all decode steps.
+
+A step lasts as long as its kernels and the gaps between them, or as long as the host needs to
+launch them, whichever is longer, plus the engine's work per step. Prefill is the step at
+(B, S = prompt, L = 0). Decode is the sum over the output - 1 steps at L = prompt ..
+prompt + output - 2 (S = 1), every one at its own length: L is cut at the borders of the graph's
+regions and where an attention window fills, and summed in closed form in between (see `sums`).
+For an encoder-decoder model decode runs at S = prompt (1 where the source has a fixed length) and
+L = 1 .. output - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+
+from hymell.errors import HymellError
+from hymell.estimators.base import LAUNCH, Array, Deployment, Mask
+from hymell.estimators.energy import busy_terms
+from hymell.estimators.sums import Samples, sum_over_steps
+from hymell.graph import Phase, Range, Region
+from hymell.op_registry.kernels import Kernel
+from hymell.op_registry.primitives import (
+    Attention,
+    Experts,
+    GroupedGemm,
+    Primitive,
+    Scan,
+    Value,
+    at,
+    depends_on,
+)
+
+#: Pieces into which an estimator's time, or experts reached, is cut where no closed form sums it.
+SMOOTH_PIECES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Runs of steps, one per workload: all L from ``first`` to ``last`` at fixed B and S."""
+
+    B: Array
+    S: Array
+    first: Array
+    last: Array
+
+    @property
+    def count(self) -> Array:
+        """Number of steps."""
+        return self.last - self.first + 1
+
+    def of(self, rows: Mask) -> Steps:
+        """The workloads of a boolean mask."""
+        return Steps(self.B[rows], self.S[rows], self.first[rows], self.last[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSums:
+    """One kernel over a run of steps, its repeats together, per workload.
+
+    ``time_s`` is device time, ``busy_s`` the part of it at full dynamic power (see `energy`).
+    """
+
+    flops: Value
+    flops_causal: Value
+    bytes: Value
+    weight_bytes: Value
+    time_s: Value
+    busy_s: Value
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTotals:
+    """A phase per workload: arrays that the sums of its regions are added into.
+
+    ``kernel_s`` is what its kernels take, ``time_s`` also counts gaps, host and per-step work.
+    """
+
+    steps: Array
+    flops: Array
+    flops_causal: Array
+    bytes: Array
+    weight_bytes: Array
+    kernel_s: Array
+    busy_s: Array
+    time_s: Array
+    launches: Array
+
+    @staticmethod
+    def zeros(rows: int) -> PhaseTotals:
+        """Nothing yet, for this many workloads."""
+        return PhaseTotals(*(np.zeros(rows) for _ in fields(PhaseTotals)))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDetail:
+    """A kernel's sums in the region ``region`` of the graph, with its regime code."""
+
+    region: int
+    kernel: Kernel
+    steps: Array
+    sums: KernelSums
+    regime: Array
+
+
+def prefill_totals(
+    model: Deployment, B: Array, prompt: Array, details: list[KernelDetail] | None = None
+) -> PhaseTotals:
+    """Cost of the prefill step of each workload; ``details`` receives every kernel.
+
+    Raises HymellError when the graph has no prefill region for one of them.
+    """
+    zero = np.zeros_like(B)
+    return _phase(model, "prefill", Steps(B, prompt, zero, zero), details)
+
+
+def decode_totals(
+    model: Deployment,
+    B: Array,
+    prompt: Array,
+    output: Array,
+    details: list[KernelDetail] | None = None,
+) -> PhaseTotals:
+    """Cost of all decode steps of each workload together; zeros for a model that has none.
+
+    Raises HymellError when the graph has no decode region for one of the steps.
+    """
+    if "decode" not in model.graph.phases():
+        return PhaseTotals.zeros(len(B))
+    return _phase(model, "decode", decode_steps(model, B, prompt, output), details)
+
+
+def decode_steps(model: Deployment, B: Array, prompt: Array, output: Array) -> Steps:
+    """The decode steps of each workload; output 1 has none (``last`` before ``first``)."""
+    if model.encoder_decoder:
+        source = np.minimum(prompt, model.longest_source)
+        return Steps(B, source, np.ones_like(B), output - 1)
+    return Steps(B, np.ones_like(B), prompt, prompt + output - 2)
+
+
+def kernel_sums(kernel: Kernel, model: Deployment, steps: Steps) -> KernelSums:
+    """Exact cost of a kernel over runs of steps inside one region.
+
+    A kernel whose sizes do not depend on L is evaluated once. Where the time has no closed form
+    (an estimator without `terms`, experts reached by a number of tokens that grows with L), the
+    range is sampled in `SMOOTH_PIECES` pieces of equal ratio, each summed as a parabola.
+    """
+    primitive = kernel.primitive
+    exact = (
+        _has_closed_form(primitive) and model.estimator.terms(at(primitive), model.gpu) is not None
+    )
+
+    def cost(L: Array) -> Samples:
+        return _samples(at(primitive, steps.B, steps.S, L), model, exact)
+
+    if depends_on(primitive, "L"):
+        breaks = _breaks(primitive, steps)
+        if not exact:
+            breaks += _ratio_breaks(steps)
+        sums, maxima = sum_over_steps(cost, steps.first, steps.last, breaks)
+    else:
+        once, count = cost(steps.first), steps.count
+        sums = [value * count for value in once.sums]
+        maxima = [_largest(group) * count for group in once.maxima]
+    return KernelSums(*(kernel.repeat * value for value in (*sums, *maxima)))
+
+
+def _samples(primitive: Primitive, model: Deployment, exact: bool) -> Samples:
+    sums = (
+        primitive.flops,
+        primitive.flops_causal,
+        primitive.bytes_read + primitive.bytes_written,
+        primitive.weight_bytes,
+    )
+    busy = busy_terms(primitive, model.gpu)
+    terms = model.estimator.terms(primitive, model.gpu)
+    if exact and terms is not None:
+        return Samples(sums, (terms, busy))
+    time_s = model.estimator.time(primitive, model.gpu).time_s
+    # Full dynamic power for longer than the kernel lasts would exceed the TDP.
+    return Samples(sums, ((time_s,), (np.minimum(_largest(busy), time_s),)))
+
+
+def _largest(terms: tuple[Value, ...]) -> Value:
+    largest = terms[0]
+    for term in terms[1:]:
+        largest = np.maximum(largest, term)
+    return largest
+
+
+def _has_closed_form(primitive: Primitive) -> bool:
+    """False where bytes are exponential in L: experts reached by tokens that grow with L."""
+    return not (isinstance(primitive, Experts | GroupedGemm) and depends_on(primitive, "L"))
+
+
+def _breaks(primitive: Primitive, steps: Steps) -> list[Array]:
+    """L at which a window fills or a chunk is complete: a new polynomial begins there."""
+    pairs: list[tuple[Value, Value]] = []
+    if isinstance(primitive, Attention) and primitive.window is not None:
+        # Where `attention_pairs` and `Attention.kv_read` change form.
+        window, queries, keys = primitive.window, primitive.q_len, primitive.kv_len
+        if primitive.causal:
+            pairs = [(keys, window), (keys, window + queries - 1), (keys, window + queries)]
+        else:
+            pairs = [(keys, 2 * window + 1), (keys, 2 * window + queries)]
+    elif isinstance(primitive, Scan):
+        pairs = [(primitive.length, primitive.chunk)]
+    return [_reached(size, limit, steps) for size, limit in pairs]
+
+
+def _reached(size: Value, limit: Value, steps: Steps) -> Array:
+    """First whole L at which a size that is linear in L reaches a limit; past the end if never."""
+    distance = limit - size
+
+    def value(L: Array) -> Array:
+        found = distance(steps.B, steps.S, L) if callable(distance) else distance
+        return np.broadcast_to(np.asarray(found, dtype=np.float64), L.shape)
+
+    origin = value(np.zeros_like(steps.first))
+    slope = origin - value(np.ones_like(steps.first))
+    grows = slope > 0
+    return np.where(grows, np.ceil(origin / np.where(grows, slope, 1)), steps.last + 1)
+
+
+def _ratio_breaks(steps: Steps) -> list[Array]:
+    ratio = (steps.last + 2) / (steps.first + 1)
+    shares = np.arange(1, SMOOTH_PIECES) / SMOOTH_PIECES
+    return [np.floor((steps.first + 1) * ratio**share) for share in shares]
+
+
+def _phase(
+    model: Deployment, phase: Phase, steps: Steps, details: list[KernelDetail] | None
+) -> PhaseTotals:
+    totals = PhaseTotals.zeros(len(steps.B))
+    for index, rows, part in split_by_region(model, phase, steps):
+        _add_region(model, phase, index, rows, part, totals, details)
+    return totals
+
+
+def split_by_region(
+    model: Deployment, phase: Phase, steps: Steps
+) -> Iterator[tuple[int, Mask, Steps]]:
+    """Cut runs of steps at the borders of a phase's regions: (region index, mask, steps).
+
+    Where regions overlap, the one recorded first holds the step, as in `OpGraph.region`. Raises
+    HymellError for a step that no region holds.
+    """
+    regions = [(i, r) for i, r in enumerate(model.graph.regions) if r.phase == phase]
+    if not regions:
+        raise HymellError(f"{model.graph.facts.name} has no {phase} phase")
+    borders = {r.L.lo for _, r in regions} | {r.L.hi + 1 for _, r in regions if r.L.hi is not None}
+    for low, high in pairwise([-np.inf, *sorted(borders), np.inf]):
+        first = np.maximum(steps.first, low)
+        last = np.minimum(steps.last, high - 1)
+        left = first <= last
+        for index, region in regions:
+            covers = region.L.lo <= low and (region.L.hi is None or high - 1 <= region.L.hi)
+            if not covers or not left.any():
+                continue
+            rows = left & _inside(region, steps)
+            if rows.any():
+                left = left & ~rows
+                yield index, rows, Steps(steps.B[rows], steps.S[rows], first[rows], last[rows])
+        if left.any():
+            row = int(np.argmax(left))
+            raise HymellError(
+                f"{model.graph.facts.name}: no traced {phase} region holds "
+                f"B={steps.B[row]:.0f}, S={steps.S[row]:.0f}, L={first[row]:.0f}"
+            )
+
+
+def _inside(region: Region, steps: Steps) -> Mask:
+    return _within(region.B, steps.B) & _within(region.S, steps.S)
+
+
+def _within(bounds: Range, values: Array) -> Mask:
+    return (values >= bounds.lo) & (values <= (np.inf if bounds.hi is None else bounds.hi))
+
+
+def _add_region(
+    model: Deployment,
+    phase: Phase,
+    index: int,
+    rows: Mask,
+    steps: Steps,
+    totals: PhaseTotals,
+    details: list[KernelDetail] | None,
+) -> None:
+    kernels = model.lowered(index).kernels
+    launches = sum(kernel.repeat * kernel.launches for kernel in kernels)
+    gaps_s = launches * model.engine.overheads.gap_s
+    kernel_s: Array = np.zeros(len(steps.B))
+    for kernel in kernels:
+        sums = kernel_sums(kernel, model, steps)
+        totals.flops[rows] += sums.flops
+        totals.flops_causal[rows] += sums.flops_causal
+        totals.bytes[rows] += sums.bytes
+        totals.weight_bytes[rows] += sums.weight_bytes
+        totals.busy_s[rows] += sums.busy_s
+        kernel_s += sums.time_s
+        if details is not None:
+            regime = _regime(kernel, model, steps, sums)
+            details.append(KernelDetail(index, kernel, steps.count, sums, regime))
+    device_s = kernel_s + gaps_s * steps.count
+    host_s = launches * model.engine.overheads.host_s_per_launch
+    if phase == "decode" and model.engine.overheads.cuda_graphs_in_decode:
+        host_s = 0.0
+    step_s = model.engine.overheads.step_s
+    totals.steps[rows] += steps.count
+    totals.kernel_s[rows] += kernel_s
+    totals.time_s[rows] += device_s + step_s * steps.count
+    totals.time_s[rows] += _stalls(kernels, model, steps, device_s, gaps_s, host_s)
+    totals.launches[rows] += launches * steps.count
+
+
+def _regime(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -> Array:
+    """Regime at the middle step; launch where the gap after the kernel outlasts it."""
+    middle = at(kernel.primitive, steps.B, steps.S, (steps.first + steps.last) / 2)
+    priced = model.estimator.time(middle, model.gpu)
+    executions = kernel.repeat * steps.count
+    gaps_s = executions * kernel.launches * model.engine.overheads.gap_s
+    return np.where(sums.time_s < gaps_s, LAUNCH, priced.regime)
+
+
+def _stalls(
+    kernels: Sequence[Kernel],
+    model: Deployment,
+    steps: Steps,
+    device_s: Array,
+    gaps_s: float,
+    host_s: float,
+) -> Array:
+    """Device seconds lost to a host that launches more slowly than the device works.
+
+    The sum over steps of max(0, host - device), where ``device_s`` is the device's time over all
+    steps, ``gaps_s`` the gaps and ``host_s`` the host's time of one. Device time does not fall as
+    L grows, so the steps bound by the host come first; bisection over L finds where they end.
+    """
+    growing = [kernel for kernel in kernels if depends_on(kernel.primitive, "L")]
+    if not growing or host_s == 0:
+        return np.maximum(host_s * steps.count - device_s, 0)
+    constant = [kernel for kernel in kernels if not depends_on(kernel.primitive, "L")]
+    constant_s = gaps_s + _step_s(constant, model, steps, steps.first)
+    stalls_s: Array = np.zeros(len(steps.B))
+    bound = constant_s + _step_s(growing, model, steps, steps.first) < host_s
+    if not bound.any():
+        return stalls_s
+    held, constant_s = steps.of(bound), constant_s[bound]
+
+    def waits(L: Array) -> Mask:
+        return constant_s + _step_s(growing, model, held, L) < host_s
+
+    ends = waits(held.last)
+    low, high = np.where(ends, held.last, held.first), held.last
+    while (low < high).any():
+        middle = np.ceil((low + high) / 2)
+        slow = waits(middle)
+        low, high = np.where(slow, middle, low), np.where(slow, high, middle - 1)
+    waiting = Steps(held.B, held.S, held.first, low)
+    grown_s = sum(kernel_sums(kernel, model, waiting).time_s for kernel in growing)
+    stalls_s[bound] = np.maximum((host_s - constant_s) * waiting.count - grown_s, 0)
+    return stalls_s
+
+
+def _step_s(kernels: Sequence[Kernel], model: Deployment, steps: Steps, L: Array) -> Array:
+    """Device time of some kernels in the step at ``L``."""
+    total: Array = np.zeros(len(steps.B))
+    for kernel in kernels:
+        primitive = at(kernel.primitive, steps.B, steps.S, L)
+        total += kernel.repeat * model.estimator.time(primitive, model.gpu).time_s
+    return total
