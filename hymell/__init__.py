@@ -1,7 +1,53 @@
-"""hymell: what a model's inference costs on a GPU, before anyone rents the GPU."""
+"""hymell: what a model's inference costs on a GPU, before anyone rents the GPU.
+
+`trace` turns a model into an op graph, `predict` prices a workload of it::
+
+    import hymell
+
+    report = hymell.predict("meta-llama/Meta-Llama-3-8B", hymell.Workload(batch=8), gpu="h200")
+    print(report.ttft_s, report.tpot_s, report.energy_per_output_token_j)
+
+Nothing heavy is imported before it is needed.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hymell._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from hymell.api import predict, trace
+    from hymell.cost_report import CostReport
+    from hymell.errors import HymellError
+    from hymell.op_registry import keep_whole, lowers
+    from hymell.workload import Workload
+
+_HOMES = {
+    "CostReport": "hymell.cost_report",
+    "HymellError": "hymell.errors",
+    "Workload": "hymell.workload",
+    "keep_whole": "hymell.op_registry",
+    "lowers": "hymell.op_registry",
+    "predict": "hymell.api",
+    "trace": "hymell.api",
+}
+
+__all__ = [
+    "CostReport",
+    "HymellError",
+    "Workload",
+    "__version__",
+    "keep_whole",
+    "lowers",
+    "predict",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hymell' has no attribute {name!r}")

@@ -1,0 +1,195 @@
+"""The two calls that do everything: `trace` a model, `predict` what a workload of it costs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from hymell import sources, store
+from hymell.cost_report import CostReport
+from hymell.errors import HymellError
+from hymell.graph import OpGraph
+from hymell.op_registry.opaque import OPAQUE_MODULES
+from hymell.workload import Precision, Workload
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+Progress: TypeAlias = Callable[[str], None]
+Model: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | PretrainedConfig | nn.Module"
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def trace(
+    model: Model,
+    *,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    logits_to_keep: int = 1,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> OpGraph:
+    """The op graph of a model, every size a formula in B, S and L. No weights are loaded.
+
+    ``model``: a Hugging Face id (``name@revision`` works), a local folder or config.json, a zoo
+    name, the content of a config, a ``PretrainedConfig``, a Hugging Face model on any device, or
+    any ``nn.Module`` with example inputs in ``args`` and ``kwargs``. ``logits_to_keep`` 0 computes
+    logits for every prompt token instead of the last. Graphs of configs are kept in the cache
+    directory (`hymell.store`). Code of a model repository runs only with ``trust_remote_code``.
+
+    Raises HymellError for input that makes no sense and TraceError for a model that cannot be
+    traced, each with one sentence.
+    """
+    say = progress or _silent
+    if isinstance(model, (str, os.PathLike)):
+        say(f"reading the config of {os.fspath(model)}")
+        source = sources.resolve(model, revision=revision)
+    elif isinstance(model, Mapping):
+        source = sources.ConfigSource(
+            name=str(model.get("_name_or_path") or model.get("model_type") or "config"),
+            config=dict(model),
+            origin="file",
+            location="a config passed as a mapping",
+        )
+        if "model_type" not in source.config:
+            raise HymellError("the config has no model_type; add the field, e.g. 'llama'")
+    else:
+        return _trace_object(model, args, kwargs or {}, logits_to_keep, say)
+    key = store.key_of(
+        source.config,
+        hf_quant=source.hf_quant,
+        trust_remote_code=trust_remote_code and source.auto_map,
+        logits_to_keep=logits_to_keep,
+        opaque=sorted(f"{c.__module__}.{c.__qualname__}={n}" for c, n in OPAQUE_MODULES.items()),
+    )
+    if use_cache and (kept := store.get(key)) is not None:
+        return kept.with_facts(name=source.name, notes=source.notes)
+    say("importing torch and transformers")
+    from hymell.tracer.assemble import scheme_of, trace_config
+    from hymell.tracer.configs import to_config
+
+    scheme = scheme_of(source.config, source.hf_quant)
+    graph = trace_config(
+        to_config(source, trust_remote_code=trust_remote_code),
+        source.name,
+        scheme=scheme,
+        notes=source.notes,
+        trust_remote_code=trust_remote_code,
+        logits_to_keep=logits_to_keep,
+        opaque_modules=OPAQUE_MODULES,
+        progress=say,
+    )
+    if use_cache:
+        store.put(key, graph)
+    return graph
+
+
+def _trace_object(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    logits_to_keep: int,
+    say: Progress,
+) -> OpGraph:
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from hymell.tracer.assemble import scheme_of, trace_config, trace_model
+
+    if isinstance(model, PretrainedConfig):
+        return trace_config(
+            model,
+            model.name_or_path or model.model_type,
+            scheme=scheme_of(model.to_dict(), None),
+            logits_to_keep=logits_to_keep,
+            opaque_modules=OPAQUE_MODULES,
+            progress=say,
+        )
+    if not isinstance(model, nn.Module):
+        raise HymellError(
+            f"cannot trace a {type(model).__name__}; pass a Hugging Face id, a config, a folder "
+            "or an nn.Module"
+        )
+    if isinstance(model, PreTrainedModel) and not args and not kwargs:
+        from hymell.tracer.concrete import meta_copy
+
+        return trace_model(
+            meta_copy(model),
+            model.name_or_path or model.config.model_type,
+            scheme=scheme_of(model.config.to_dict(), None),
+            logits_to_keep=logits_to_keep,
+            opaque_modules=OPAQUE_MODULES,
+            progress=say,
+        )
+    from hymell.tracer.modules import trace_plain_module
+
+    return trace_plain_module(
+        model, tuple(args), kwargs, opaque_modules=OPAQUE_MODULES, progress=say
+    )
+
+
+def predict(
+    model: Model | OpGraph,
+    workload: Workload | None = None,
+    *,
+    gpu: str | os.PathLike[str] = "h100-sxm",
+    engine: str = "vllm",
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    skew: float = 0.0,
+    price_per_hour: float | None = None,
+    gco2_per_kwh: float | None = None,
+    kv_pool_bytes: float | None = None,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> CostReport:
+    """What one workload of a model costs on one GPU under one engine.
+
+    ``model`` is whatever `trace` takes, or a graph it returned. ``gpu`` is a name
+    (`hymell.hardware.find_gpu`) or a data-sheet JSON of your own; ``engine`` one of eager, compile,
+    vllm, sglang, trtllm. ``dtype`` and ``kv_dtype`` override the checkpoint's formats; ``skew`` is
+    the Zipf exponent of expert popularity (0: uniform); ``price_per_hour`` is in your money,
+    ``gco2_per_kwh`` in grams. A workload that does not fit returns a report with
+    ``memory.fits`` False and advice. Raises HymellError for bad input.
+    """
+    from hymell.estimators.predict import predict_graph
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    precision = Precision.of(dtype, kv_dtype)
+    chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    graph = (
+        model
+        if isinstance(model, OpGraph)
+        else trace(
+            model,
+            args=args,
+            kwargs=kwargs,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            use_cache=use_cache,
+            progress=progress,
+        )
+    )
+    return predict_graph(
+        graph,
+        workload or Workload(),
+        gpu=chosen_gpu,
+        engine=chosen_engine,
+        precision=precision,
+        skew=skew,
+        price_per_hour=price_per_hour,
+        gco2_per_kwh=gco2_per_kwh,
+        kv_pool_bytes=kv_pool_bytes,
+    )

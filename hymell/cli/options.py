@@ -1,0 +1,127 @@
+"""Options that commands share, each written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_RUN, _NUMBERS, _SOURCE, _OUTPUT = "Workload", "Money and carbon", "Model source", "Output"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A Hugging Face id, a name from `hymell models`, a folder or a config.json.",
+        show_default=False,
+    ),
+]
+Gpu = Annotated[
+    str, typer.Option("--gpu", help="GPU name (see `hymell gpus`) or a data-sheet JSON file.")
+]
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", help="What runs the model: vllm, sglang, trtllm, compile, eager."),
+]
+Batch = Annotated[
+    int, typer.Option("--batch", help="Sequences that run together.", rich_help_panel=_RUN)
+]
+Prompt = Annotated[
+    int, typer.Option("--prompt", help="Prompt tokens per sequence.", rich_help_panel=_RUN)
+]
+OutputTokens = Annotated[
+    int, typer.Option("--output", help="Generated tokens per sequence.", rich_help_panel=_RUN)
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="bf16, fp16, fp32, or a weight format: fp8, int8, int4, nvfp4, mxfp4. "
+        "auto keeps the checkpoint's.",
+        rich_help_panel=_RUN,
+    ),
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dtype",
+        help="Format of the KV cache; default: the activations'.",
+        rich_help_panel=_RUN,
+    ),
+]
+Skew = Annotated[
+    float,
+    typer.Option(
+        "--routing-skew",
+        help="How unevenly a MoE uses its experts: Zipf exponent, 0 is uniform.",
+        rich_help_panel=_RUN,
+    ),
+]
+KvPool = Annotated[
+    float | None,
+    typer.Option(
+        "--kv-pool-gb",
+        help="KV pool that the engine reported, in GB (1e9 bytes); default: estimated.",
+        rich_help_panel=_RUN,
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--price-per-hour", help="What the GPU costs per hour.", rich_help_panel=_NUMBERS),
+]
+Carbon = Annotated[
+    float | None,
+    typer.Option(
+        "--gco2-per-kwh",
+        help="Carbon intensity of the electricity, grams of CO2 per kWh.",
+        rich_help_panel=_NUMBERS,
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option("--revision", help="Branch, tag or commit on the hub.", rich_help_panel=_SOURCE),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run model code from the repository. Without it none ever runs.",
+        rich_help_panel=_SOURCE,
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Trace anew and keep nothing on disk.", rich_help_panel=_SOURCE
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with status 3 when any op is not understood.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print JSON, errors too.", rich_help_panel=_OUTPUT)
+]
+Md = Annotated[bool, typer.Option("--md", help="Print Markdown.", rich_help_panel=_OUTPUT)]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV, SI units.", rich_help_panel=_OUTPUT)]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output-file",
+        metavar="FILE",
+        help="Write to FILE instead of stdout, whole or not at all; .json, .md and .csv choose "
+        "the format.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+
+
+def examples(*commands: str) -> str:
+    """The closing lines of a help text, one command a line."""
+    return "\n\n".join(("Examples:", *commands))

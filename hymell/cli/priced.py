@@ -1,0 +1,158 @@
+"""`report`, `kernels`, `blocks`: one workload of one model priced, three ways to look at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import typer
+
+from hymell.cli import options
+from hymell.cli.output import Output, emit
+from hymell.cli.progress import progress
+from hymell.errors import NotUnderstoodError
+from hymell.workload import Workload
+
+if TYPE_CHECKING:
+    from hymell.cost_report import CostReport
+    from hymell.report.document import View
+
+_BYTES_PER_GB = 1e9
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands; they share every option."""
+    _add(
+        app,
+        "report",
+        _report_view,
+        "What a model's inference costs: latency, energy, memory, money.\n\n"
+        "Exits with status 1, the report printed, when the workload does not fit the GPU.",
+        options.examples(
+            "hymell report meta-llama/Meta-Llama-3-8B",
+            "hymell report Qwen/Qwen3-30B-A3B --gpu h200 --batch 64 --prompt 2048 --output 512",
+            "hymell report ./my-model --engine sglang --price-per-hour 2.5 --gco2-per-kwh 300",
+            "hymell report mistralai/Mistral-7B-v0.1 --json -o report.json",
+        ),
+        fails_unless_fits=True,
+    )
+    _add(
+        app,
+        "kernels",
+        _kernels_view,
+        "The kernels that the engine launches, in order, with their sizes as formulas.",
+        options.examples(
+            "hymell kernels meta-llama/Meta-Llama-3-8B --engine vllm",
+            "hymell kernels openai/gpt-oss-20b --batch 32 --csv",
+        ),
+    )
+    _add(
+        app,
+        "blocks",
+        _blocks_view,
+        "What embed, attention (or mixer), ffn (or moe) and head cost, per phase.",
+        options.examples(
+            "hymell blocks meta-llama/Meta-Llama-3-8B --prompt 8192",
+            "hymell blocks Qwen/Qwen3-30B-A3B --md -o blocks.md",
+        ),
+    )
+
+
+def _add(
+    app: typer.Typer,
+    name: str,
+    view: Callable[[CostReport], View],
+    text: str,
+    epilog: str,
+    *,
+    fails_unless_fits: bool = False,
+) -> None:
+    @app.command(name, help=text, epilog=epilog)
+    def command(
+        model: options.Model,
+        gpu: options.Gpu = "h100-sxm",
+        engine: options.EngineName = "vllm",
+        batch: options.Batch = 1,
+        prompt: options.Prompt = 1024,
+        output: options.OutputTokens = 128,
+        dtype: options.Dtype = "auto",
+        kv_dtype: options.KvDtype = None,
+        routing_skew: options.Skew = 0.0,
+        kv_pool_gb: options.KvPool = None,
+        price_per_hour: options.Price = None,
+        gco2_per_kwh: options.Carbon = None,
+        revision: options.Revision = None,
+        trust_remote_code: options.TrustRemoteCode = False,
+        no_cache: options.NoCache = False,
+        strict: options.Strict = False,
+        json: options.Json = False,
+        md: options.Md = False,
+        csv: options.Csv = False,
+        file: options.OutputFile = None,
+    ) -> int:
+        destination = Output.of(json, md, csv, file)
+        workload = Workload(batch, prompt, output)
+        from hymell import api
+
+        with progress() as step:
+            report = api.predict(
+                model,
+                workload,
+                gpu=gpu,
+                engine=engine,
+                dtype=None if dtype == "auto" else dtype,
+                kv_dtype=kv_dtype,
+                skew=routing_skew,
+                price_per_hour=price_per_hour,
+                gco2_per_kwh=gco2_per_kwh,
+                kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * _BYTES_PER_GB,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                use_cache=not no_cache,
+                progress=step,
+            )
+        if strict:
+            require_understood(report.model, [op for op, _, _ in report.coverage.unknown])
+        emit(view(report), destination)
+        if fails_unless_fits and not report.memory.fits:
+            print(f"hymell: {_does_not_fit(report)}", file=sys.stderr)
+            return 1
+        return 0
+
+
+def require_understood(model: str, unknown: list[str]) -> None:
+    """Raise NotUnderstoodError naming the ops, when there are any."""
+    if unknown:
+        names = ", ".join(dict.fromkeys(unknown))
+        raise NotUnderstoodError(
+            f"{model}: not understood: {names}; register a lowering for each "
+            "(hymell.op_registry.lowers) or leave out --strict"
+        )
+
+
+def _does_not_fit(report: CostReport) -> str:
+    from hymell.report.units import memory
+
+    need = memory(report.memory.total_bytes)
+    room = memory(report.memory.usable_bytes)
+    would = "; ".join(report.memory.advice) or "a larger GPU or several would"
+    return f"does not fit on {report.gpu}: needs {need}, {room} usable; {would}"
+
+
+def _report_view(report: CostReport) -> View:
+    from hymell.report.summary import report_view
+
+    return report_view(report)
+
+
+def _kernels_view(report: CostReport) -> View:
+    from hymell.report.listings import kernels_view
+
+    return kernels_view(report)
+
+
+def _blocks_view(report: CostReport) -> View:
+    from hymell.report.listings import blocks_view
+
+    return blocks_view(report)

@@ -1,0 +1,227 @@
+"""A `CostReport` as the page an engineer reads, and as one CSV record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from hymell.cost_report import CostReport, KernelCost, PhaseCost
+from hymell.report import units
+from hymell.report.document import Column, Document, Fact, Facts, Notes, Section, Table, View
+from hymell.report.kernel_text import sizes_text
+
+#: Kernels shown per phase; `hymell kernels` lists all of them.
+TOP_KERNELS = 6
+_PHASES = ("prefill", "decode")
+
+Show: TypeAlias = Callable[[float], str]
+
+
+def report_view(report: CostReport) -> View:
+    """The whole report: page, JSON (docs/report.schema.json) and a flat record of its totals."""
+    data = report.to_dict()
+    record = {key: value for key, value in data.items() if key not in ("blocks", "kernels")}
+    return View(report_document(report), data, (record,))
+
+
+def report_document(report: CostReport) -> Document:
+    """What it costs, where the time goes, what fills the memory, and what was assumed."""
+    sections: list[Section] = [headline(report)]
+    if report.warnings:
+        sections.append(Notes("Warnings", report.warnings))
+    sections += [
+        time_by_block(report),
+        top_kernels(report),
+        memory_table(report),
+        Notes("Assumptions", assumptions(report.assumptions)),
+        Notes("Coverage", coverage_lines(report)),
+    ]
+    return Document(report.model, tuple(sections), setting(report))
+
+
+def setting(report: CostReport) -> str:
+    """``h100-sxm, vllm, bfloat16; batch 1, prompt 1024, output 128``."""
+    workload = ", ".join(f"{key} {value}" for key, value in report.workload.items())
+    return f"{report.gpu}, {report.engine}, {report.dtype}; {workload}"
+
+
+def headline(report: CostReport) -> Facts:
+    """The numbers that people came for."""
+    batch = report.workload["batch"]
+    whole = f"whole run of {batch} sequences" if batch > 1 else "whole run"
+    flops = report.prefill.flops + report.decode.flops
+    energy = "measured on this GPU" if report.energy_calibrated else "uncalibrated"
+    per_token_j = units.joules(report.energy_per_output_token_j)
+    rate = f"{units.number(report.tokens_per_s)} tokens/s"
+    facts = [Fact("TTFT", units.seconds(report.ttft_s), "time to first token: one prefill")]
+    if report.tpot_s is not None:
+        remark = f"time per output token, mean over {report.decode.steps:,} decode steps"
+        facts.append(Fact("TPOT", units.seconds(report.tpot_s), remark))
+    facts.append(Fact("Latency", units.seconds(report.latency_s), whole))
+    if _generates(report):
+        facts.append(Fact("Throughput", rate, "output tokens"))
+    facts.append(Fact("Energy", units.joules(report.energy_j), f"{energy}; {whole}"))
+    if _generates(report):
+        facts.append(Fact("Energy per token", per_token_j, f"{energy}; J per output token"))
+    facts += [
+        Fact("Mean power", units.watts(report.power_w), energy),
+        Fact("Memory", units.memory(report.memory.total_bytes), _fit(report)),
+        Fact("Parameters", units.parameters(report.parameters["total"]), _active(report)),
+        Fact("Compute", units.flops(flops), "FLOPs of the run, as PyTorch counts"),
+    ]
+    facts += _per_unit("Cost", report.cost, units.number)
+    facts += _per_unit("CO2", report.gco2, units.grams)
+    return Facts("", tuple(facts))
+
+
+def _generates(report: CostReport) -> bool:
+    """False for encoders: asked for more than one token, they decode none."""
+    return report.decode.steps > 0 or report.workload["output"] == 1
+
+
+def _fit(report: CostReport) -> str:
+    memory = report.memory
+    room = f"of {units.memory(memory.usable_bytes)} usable"
+    if not memory.fits:
+        return f"{room}; DOES NOT FIT, {_largest(memory.max_batch)}"
+    return f"{room}; fits, {_largest(memory.max_batch)}"
+
+
+def _largest(max_batch: int) -> str:
+    return f"largest batch {max_batch:,}" if max_batch else "no batch does"
+
+
+def _active(report: CostReport) -> str:
+    total, active = report.parameters["total"], report.parameters["active"]
+    return "all active" if active == total else f"{units.parameters(active)} active per token"
+
+
+def _per_unit(label: str, values: Mapping[str, float] | None, show: Show) -> list[Fact]:
+    if values is None:
+        return []
+    million = f"per request; {show(values['per_million_output_tokens'])} per million output tokens"
+    return [Fact(label, show(values["per_request"]), million)]
+
+
+def time_by_block(report: CostReport) -> Table:
+    """Time, energy and share per block, prefill and decode side by side.
+
+    Shares are of the whole phase, so that what passes outside kernels has its row too.
+    """
+    phases = [phase for phase in _PHASES if any(b.phase == phase for b in report.blocks)]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for block in report.blocks:
+        row = rows.setdefault((block.part, block.block), {"part": block.part, "block": block.block})
+        row |= _spent(block.phase, block.time_s, block.energy_j, report)
+    outside = rows.setdefault(("", ""), {"part": "", "block": "outside kernels"})
+    for phase in phases:
+        whole = _phase_cost(report, phase)
+        inside_j = sum(block.energy_j for block in report.blocks if block.phase == phase)
+        outside |= _spent(phase, whole.overhead_s, max(whole.energy_j - inside_j, 0.0), report)
+    columns = [Column("block", "Block")]
+    if len({block.part for block in report.blocks}) > 1:
+        columns.insert(0, Column("part", "Part"))
+    for phase in phases:
+        columns += [
+            Column(f"{phase}_time_s", phase.capitalize(), units.seconds, right=True),
+            Column(f"{phase}_energy_j", "energy", units.joules, right=True),
+            Column(f"{phase}_share", "share of time", units.share, bar=True),
+        ]
+    note = "outside kernels: gaps between launches, waiting for the host, work per step"
+    return Table("Where the time goes", tuple(columns), tuple(rows.values()), note)
+
+
+def _spent(phase: str, time_s: float, energy_j: float, report: CostReport) -> dict[str, float]:
+    return {
+        f"{phase}_time_s": time_s,
+        f"{phase}_energy_j": energy_j,
+        f"{phase}_share": time_s / _phase_cost(report, phase).time_s,
+    }
+
+
+def _phase_cost(report: CostReport, phase: str) -> PhaseCost:
+    return report.prefill if phase == "prefill" else report.decode
+
+
+def top_kernels(report: CostReport) -> Table:
+    """The kernels that take most time in each phase."""
+    rows = tuple(
+        _kernel_row(kernel, _phase_cost(report, phase))
+        for phase in _PHASES
+        for kernel in _slowest(k for k in report.kernels if k.phase == phase)
+    )
+    columns = (
+        Column("phase", "Phase"),
+        Column("name", "Kernel", whole=True, code=True),
+        Column("sizes", "Sizes", code=True),
+        Column("launches", "Launches", units.count, right=True),
+        Column("time_s", "Time", units.seconds, right=True),
+        Column("share", "Share", units.share, right=True),
+        Column("regime", "Bound by"),
+    )
+    hidden = len(report.kernels) - len(rows)
+    note = f"{hidden} more: see `hymell kernels`; decode sums all its steps" if hidden > 0 else ""
+    return Table("Top kernels", columns, rows, note)
+
+
+def _slowest(kernels: Iterable[KernelCost]) -> list[KernelCost]:
+    return sorted(kernels, key=lambda kernel: -kernel.time_s)[:TOP_KERNELS]
+
+
+def _kernel_row(kernel: KernelCost, phase: PhaseCost) -> dict[str, Any]:
+    return {
+        "phase": kernel.phase,
+        "name": kernel.name,
+        "sizes": sizes_text(kernel.sizes),
+        "launches": kernel.launches,
+        "time_s": kernel.time_s,
+        "share": kernel.time_s / phase.time_s,
+        "regime": kernel.regime,
+    }
+
+
+def memory_table(report: CostReport) -> Table:
+    """What fills the GPU at the longest point of the run."""
+    memory = report.memory
+    sizes = {
+        "weights": memory.weights_bytes,
+        "KV cache and state": memory.kv_cache_bytes,
+        "activations": memory.activation_bytes,
+        "context and framework": memory.reserve_bytes,
+        "total needed": memory.total_bytes,
+        "usable by the engine": memory.usable_bytes,
+        "memory of the GPU": memory.capacity_bytes,
+    }
+    rows = [
+        {"item": item, "bytes": size, "share": size / memory.capacity_bytes}
+        for item, size in sizes.items()
+    ]
+    columns = (
+        Column("item", "For"),
+        Column("bytes", "Size", units.memory, right=True),
+        Column("share", "of the GPU", units.share, bar=True),
+    )
+    per_token = f"KV cache grows by {units.memory(memory.kv_bytes_per_token)} per token"
+    return Table("Memory", columns, tuple(rows), "; ".join((per_token, *memory.advice)))
+
+
+def assumptions(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line per assumption."""
+    return tuple(f"{key.replace('_', ' ')}: {units.text(value)}" for key, value in values.items())
+
+
+def coverage_lines(report: CostReport) -> tuple[str, ...]:
+    """How much of the model is understood, and what is not."""
+    coverage = report.coverage
+    lines = [
+        f"understood: {units.share(coverage.understood_share_of_ops)} of ops, "
+        f"{units.share(coverage.understood_share_of_flops)} of FLOPs, "
+        f"{units.share(coverage.understood_share_of_bytes)} of bytes",
+        f"priced by estimators fitted on measurements: "
+        f"{units.share(coverage.calibrated_share_of_time)} of the time",
+    ]
+    lines += [
+        f"not understood: {op}, {times:,} times, {units.share(part)} of bytes"
+        for op, times, part in coverage.unknown
+    ]
+    return tuple(lines)
