@@ -1,7 +1,7 @@
 """From a few concrete traces to regions whose every size is an exact polynomial.
 
-The space of B >= 1, S >= 1, L >= 0 is one box at first (two in decode: a step without a cached
-token runs without a cache). A box is fitted on a small grid well inside it, where nothing special
+The space of B >= 1, S >= 1, L >= 0 is one box at first (L >= 1 in decode, which follows a prompt).
+A box is fitted on a small grid well inside it, where nothing special
 happens, and checked exactly at points that were not fitted: its low corner (B = 1, S = 1, where
 models take shortcuts), one two tokens above (shorter than a convolution) and a far one (where
 windows clip). These points are the hold-out, too: a term outside the basis shows there.
@@ -12,7 +12,7 @@ right, found by bisection, next to the config's window sizes first, and each hal
 At the end neighbours are merged where one's formulas give every trace made in the other. The boxes
 tile the space by construction.
 
-A plain decoder needs 5 traces in prefill and 8 in decode (3 of them for the empty cache); a special
+A plain decoder needs 5 traces in prefill and 5 in decode; a special
 B = 1 adds about 6 per phase, a window about 9. A point is traced once.
 """
 
@@ -85,8 +85,8 @@ def fit_regions(
     )
     lengths = [Range(0, None)] if "L" in varies else [Range(0, 0)]
     if phase == "decode" and "L" in varies:
-        # A step without a cached token runs without a cache, so with other ops.
-        lengths = [Range(0, 0), Range(1, None)]
+        # A decode step always follows a prompt; without a cached token other ops would run.
+        lengths = [Range(1, None)]
     B = Range(1, None) if "B" in varies else Range(1, 1)
     S = Range(1, None) if "S" in varies else Range(1, 1)
     pieces = _merge(search, [piece for L in lengths for piece in _fit_box(search, (B, S, L))])
