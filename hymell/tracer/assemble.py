@@ -86,6 +86,7 @@ def trace_model(
     boundaries = tuple(sorted(set(_boundaries(config))))
     context = _max_context(config)
     regions: list[Region] = []
+    signatures: dict[int, Any] = {}
     for phase in phases:
         if not any(phase in part.phases for part in parts):
             continue
@@ -101,6 +102,7 @@ def trace_model(
                 memo=memo,
                 logits_to_keep=logits_to_keep,
                 opaque_modules=opaque_modules,
+                signatures=signatures,
             )
 
         regions += fit_regions(

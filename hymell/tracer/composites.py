@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hymell.tracer import packed
 from hymell.tracer.capture import Capture, MaskTag
 from hymell.tracer.patching import Patches
 
 NAME = "hymell"
+_SDPA = functional.scaled_dot_product_attention
 
 
 def install(capture: Capture, model: nn.Module, patches: Patches) -> None:
     """Switch a Hugging Face model to the composites; a plain module is left as it is."""
+    patches.attribute(functional, "scaled_dot_product_attention", _sdpa(capture))
     if "transformers" not in sys.modules:
         return
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -40,6 +43,7 @@ def install(capture: Capture, model: nn.Module, patches: Patches) -> None:
     patches.attribute(
         PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *args, **kwargs: None
     )
+    packed.install(model, patches)
     for config, functional_attention in _configs(model):
         if functional_attention:
             patches.attribute(config, "_attn_implementation_internal", NAME)
@@ -81,6 +85,7 @@ def _attention_function(capture: Capture) -> Callable[..., Any]:
         batch, heads, length, _ = query.shape
         with capture.paused():
             out = query.new_empty(batch, length, heads, value.shape[-1])
+        query, key, value = packed.unpack(capture, (query, key, value), kwargs)
         tag = capture.mask(attention_mask)
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True)) if tag is None else tag.causal
@@ -198,20 +203,10 @@ def emit_experts(
     return out
 
 
-class SdpaMode(TorchFunctionMode):
-    """Keeps ``F.scaled_dot_product_attention`` whole instead of ~27 float32 ops on meta."""
+def _sdpa(capture: Capture) -> Callable[..., Tensor]:
+    """``F.scaled_dot_product_attention`` as one op instead of ~27 float32 ops on meta."""
 
-    def __init__(self, capture: Capture) -> None:
-        super().__init__()
-        self._capture = capture
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention:
-            return self._attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _attention(
-        self,
+    def attention(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -221,7 +216,6 @@ class SdpaMode(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        capture = self._capture
         with capture.paused():
             out = query.new_empty(*query.shape[:-1], value.shape[-1])
         tag = capture.mask(attn_mask)
@@ -237,3 +231,18 @@ class SdpaMode(TorchFunctionMode):
         }
         capture.emit("hymell.attention", [query, key, value, *extra], [out], attrs)
         return out
+
+    return attention
+
+
+class SdpaMode(TorchFunctionMode):
+    """Keeps ``F.scaled_dot_product_attention`` whole however a module got hold of it."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self._attention = _sdpa(capture)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _SDPA:
+            return self._attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))

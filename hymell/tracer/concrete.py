@@ -27,6 +27,7 @@ def trace_once(
     logits_to_keep: int = 1,
     part: str = "model",
     opaque_modules: Mapping[type, str] | None = None,
+    signatures: dict[int, Any] | None = None,
 ) -> Region:
     """What a Hugging Face model on meta runs for B sequences of S new and L cached tokens.
 
@@ -35,7 +36,8 @@ def trace_once(
     once. ``logits_to_keep`` 0 computes logits for every token. Models of several parts run all of
     them, labelled by ``Op.part`` (see `hymell.tracer.parts.split`); ``part`` names one to run
     alone. ``opaque_modules`` maps module classes to names; each is recorded as one
-    ``hymell.opaque.<name>``.
+    ``hymell.opaque.<name>``. ``signatures``: an empty dict to share between traces of one model
+    that does not change meanwhile, which spares them looking at every layer again.
     Raises TraceError with one line when the model cannot be traced.
     """
     parts = split(model)
@@ -43,7 +45,15 @@ def trace_once(
     chosen = tuple(p for p in parts if p.name == part) or parts
     label = None if part in ("model", *names) else part
     point = Point(phase, B, S, L, logits_to_keep)
-    return trace(model, chosen, point, memo=memo, opaque_modules=opaque_modules or {}, label=label)
+    return trace(
+        model,
+        chosen,
+        point,
+        memo=memo,
+        opaque_modules=opaque_modules or {},
+        label=label,
+        signatures=signatures,
+    )
 
 
 def trace_module(

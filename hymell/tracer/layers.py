@@ -49,15 +49,25 @@ class Run:
 
 
 class LayerMemo:
-    """Records every layer's run; with ``memo`` identical layers share one recording."""
+    """Records every layer's run; with ``memo`` identical layers share one recording.
 
-    def __init__(self, capture: Capture, model: nn.Module, *, memo: bool) -> None:
+    ``signatures`` keeps what layers are made of between traces of one unchanged model.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        model: nn.Module,
+        *,
+        memo: bool,
+        signatures: dict[int, Any] | None = None,
+    ) -> None:
         self._capture = capture
         self._model = model
         self._memo = memo
         self._runs: list[Run] = []
         self._known: dict[Any, Run] = {}
-        self._signatures: dict[int, Any] = {}
+        self._signatures: dict[int, Any] = {} if signatures is None else signatures
         self._per_layer: dict[int, list[tuple[str, Sequence[Any]]]] = {}
 
     def install(self, patches: Patches) -> None:

@@ -28,6 +28,11 @@ from hymell.tracer.session import Session, run_session
 #: Tokens of the short prompt that creates a cache before it is stretched to L tokens.
 _SEED_TOKENS = 4
 
+#: Views that hand out one tensor per image.
+_CUTS = frozenset(
+    {"aten.unbind.int", "aten.split.Tensor", "aten.split_with_sizes.default", "aten.squeeze.dim"}
+)
+
 State: TypeAlias = tuple[StateSpec, ...]
 _NOTHING: State = ()
 Body: TypeAlias = Callable[[Session, "Point"], State]
@@ -115,6 +120,7 @@ def trace(
     memo: bool,
     opaque_modules: Mapping[type, str],
     label: str | None = None,
+    signatures: dict[int, Any] | None = None,
 ) -> Region:
     """Run the parts of a phase one after the other in one session and label their ops.
 
@@ -142,6 +148,7 @@ def trace(
         body,
         memo=memo,
         opaque_modules=opaque_modules,
+        signatures=signatures,
         label=f"the {point.phase} of {name}",
     )
 
@@ -284,6 +291,8 @@ def _vision(session: Session, point: Point) -> State:
     parameters = parameters_of_function(features)
     config = model.config.vision_config
     features(**image_inputs(session, config, parameters, point.B, model.dtype, model.config))
+    # Cutting the result into a tensor per image costs nothing, and would grow with the batch.
+    session.drop_tail(_CUTS)
     return ()
 
 

@@ -79,7 +79,11 @@ def _patches(
     width: int,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Flattened patches and the (time, height, width) grid of each image, as Qwen-VL takes them."""
+    """Flattened patches and their (time, height, width) grid, as Qwen-VL takes them.
+
+    The images are the frames of one entry: frames attend within themselves as images do, and no
+    Python loop over entries makes the graph grow with the batch.
+    """
     patch = config.patch_size
     patch = patch if isinstance(patch, int) else patch[-1]
     merge = getattr(config, "spatial_merge_size", None) or 1
@@ -91,7 +95,7 @@ def _patches(
         shape = (count, channels * frames * patch * patch)
     return {
         "pixel_values": session.input("pixel_values", *shape, dtype=dtype),
-        grid_name: torch.tensor([[1, rows, columns]] * batch, device="cpu"),
+        grid_name: torch.tensor([[batch, rows, columns]], device="cpu"),
     }
 
 

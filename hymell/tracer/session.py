@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,12 @@ class Session:
         self.capture.truncate(mark)
         self._memo.truncate(mark)
 
+    def drop_tail(self, names: frozenset[str]) -> None:
+        """Forget ops at the very end that are among ``names``."""
+        drafts = self.capture.drafts
+        while drafts and drafts[-1].name in names:
+            self.capture.truncate(len(drafts) - 1)
+
     def input(self, name: str, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
         """A model input on meta; ids get zeros as values where values are followed."""
         with self.capture.paused():
@@ -63,13 +69,18 @@ class Session:
 
 @contextmanager
 def _session(
-    model: nn.Module, *, memo: bool, opaque_modules: Mapping[type, str], follow_values: bool
+    model: nn.Module,
+    *,
+    memo: bool,
+    opaque_modules: Mapping[type, str],
+    signatures: dict[int, Any] | None,
+    follow_values: bool,
 ) -> Iterator[Session]:
     with ExitStack() as stack:
         stack.enter_context(_LOCK)
         stack.enter_context(_as_found(model))
         capture = Capture(model, Shadows() if follow_values else None)
-        layer_memo = LayerMemo(capture, model, memo=memo)
+        layer_memo = LayerMemo(capture, model, memo=memo, signatures=signatures)
         patches = stack.enter_context(Patches())
         composites.install(capture, model, patches)
         scans.install(capture, model, patches)
@@ -79,9 +90,15 @@ def _session(
         opaque.install(capture, model, patches, opaque_modules)
         layer_memo.install(patches)
         stack.enter_context(torch.no_grad())
-        stack.enter_context(composites.SdpaMode(capture))
+        if not is_hugging_face(model):
+            stack.enter_context(composites.SdpaMode(capture))
         stack.enter_context(capture)
         yield Session(model, capture, layer_memo)
+
+
+def is_hugging_face(model: nn.Module) -> bool:
+    """True for transformers' own modules, which look SDPA up in ``torch.nn.functional``."""
+    return all(type(m).__module__.startswith(("transformers.", "torch.")) for m in model.modules())
 
 
 @contextmanager
@@ -113,6 +130,7 @@ def run_session(
     memo: bool,
     opaque_modules: Mapping[type, str],
     label: str,
+    signatures: dict[int, Any] | None = None,
 ) -> T:
     """Run ``body`` in a session; on failure once more with values behind small tensors.
 
@@ -120,7 +138,11 @@ def run_session(
     """
     try:
         with _session(
-            model, memo=memo, opaque_modules=opaque_modules, follow_values=False
+            model,
+            memo=memo,
+            opaque_modules=opaque_modules,
+            signatures=signatures,
+            follow_values=False,
         ) as session:
             return body(session)
     except HymellError:
@@ -129,7 +151,11 @@ def run_session(
         pass
     try:
         with _session(
-            model, memo=memo, opaque_modules=opaque_modules, follow_values=True
+            model,
+            memo=memo,
+            opaque_modules=opaque_modules,
+            signatures=signatures,
+            follow_values=True,
         ) as session:
             return body(session)
     except HymellError:
