@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hymell.dims import simplify, whole
+from hymell.dims import whole
 from hymell.dtypes import math_format
-from hymell.op_registry.memory_ops import spec_bytes, total
+from hymell.op_registry.memory_ops import numel, spec_bytes, total
 from hymell.op_registry.primitives import Attention, Memory
 from hymell.op_registry.registry import lowers
 
@@ -45,14 +45,17 @@ def attention(op: Op, flow: Dataflow) -> Attention:
     )
 
 
-@lowers("hymell.kv_append", "hymell.state_update")
+@lowers("hymell.kv_append")
 def kv_append(op: Op, flow: Dataflow) -> Memory:
     """New keys and values (the first two operands) written into the cache in place."""
     new = [operand.spec for operand in op.inputs if operand.kind != "state"][:2]
     moved = total(spec_bytes(spec) for spec in new)
-    return Memory(
-        role="kv_append" if op.name == "hymell.kv_append" else "state_update",
-        elements=total(spec.numel for spec in new),
-        bytes_read=moved,
-        bytes_written=simplify(moved + 0),
-    )
+    return Memory("kv_append", total(numel(spec) for spec in new), moved, moved)
+
+
+@lowers("hymell.state_update")
+def state_update(op: Op, flow: Dataflow) -> Memory:
+    """A state of constant size overwritten; a prompt leaves its last few tokens in it."""
+    state = op.outputs[0]
+    moved = spec_bytes(state)
+    return Memory("state_update", numel(state), moved, moved)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hymell.dims import Size, evaluate
 from hymell.dtypes import BITS, math_format
 from hymell.graph import ModelFacts, Op, Operand, TensorSpec
+from hymell.op_registry.memory_ops import numel
 from hymell.op_registry.registry import functional, is_in_place
 from hymell.op_registry.views import is_view
 
 #: (kind, op id or -1, output index, name) of the memory a tensor lives in.
 Base = tuple[str, int, int, str]
+
+#: Ops that make the same values in fresh memory.
+_COPIES = frozenset(("aten.clone", "aten.contiguous", "aten._to_copy"))
 
 #: Sizes are compared at this point: no common factor with anything a config holds.
 SAMPLE = (3, 10007, 20011)
@@ -54,15 +59,31 @@ class Dataflow:
         return (operand.kind, -1, 0, operand.name)
 
     def weight(self, op: Op, position: int) -> TensorSpec | None:
-        """The stored spec of the weight behind an operand (through views), or None."""
+        """The stored spec of the weight behind an operand, or None (see `weight_operand`)."""
+        found = self.weight_operand(op, position)
+        return found.spec if found else None
+
+    def weight_operand(self, op: Op, position: int) -> Operand | None:
+        """The weight behind an operand, through views, in-place changes and copies, or None.
+
+        A copy in another format is what is read. A constant matrix counts: it is stored as well.
+        """
         operand = op.inputs[position]
-        for _ in range(16):
-            if operand.kind == "weight":
-                return operand.spec
-            if operand.kind != "op" or not is_view(self.ops[operand.op].name):
+        copied: TensorSpec | None = None
+        while operand.kind == "op":
+            maker = self.ops[operand.op]
+            if functional(maker.name) in _COPIES and not is_in_place(maker.name):
+                copied = copied or maker.outputs[0]
+            elif not is_view(maker.name) and not is_in_place(maker.name):
                 return None
-            operand = self.ops[operand.op].inputs[0]
-        return None
+            if not maker.inputs:
+                return None
+            operand = maker.inputs[0]
+        if operand.kind not in ("weight", "constant"):
+            return None
+        if copied is None or numel(copied) != numel(operand.spec):
+            return operand
+        return replace(operand, spec=copied)
 
     def math(self, a_dtype: str, b_dtype: str) -> str:
         """Data-sheet row in which an (a, b) product runs."""
@@ -117,9 +138,12 @@ def analyse(ops: Sequence[Op], facts: ModelFacts) -> Dataflow:
 
 def _smaller(seen: TensorSpec, stored: TensorSpec) -> TensorSpec:
     """An expanded view reads no more than what is stored."""
-    return stored if at_sample(stored.numel) < at_sample(seen.numel) else seen
+    if seen.shape == stored.shape:
+        return seen
+    return stored if at_sample(numel(stored)) < at_sample(numel(seen)) else seen
 
 
+@lru_cache(maxsize=65536)
 def at_sample(value: Size | float) -> float:
     """A size at the comparison point."""
     return float(evaluate(value, *SAMPLE))

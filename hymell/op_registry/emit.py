@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from hymell.dims import Size, simplify
+from hymell.dims import Size
+from hymell.graph import Op
 from hymell.op_registry.dataflow import Base, at_sample
 from hymell.op_registry.kernels import Kernel, LiveTensor, Lowered
-from hymell.op_registry.memory_ops import spec_bytes, total
+from hymell.op_registry.memory_ops import numel, spec_bytes, total
 from hymell.op_registry.plan import Group, Plan
 from hymell.op_registry.pointwise import ACTIVATIONS
 from hymell.op_registry.primitives import (
@@ -24,35 +26,70 @@ from hymell.op_registry.primitives import (
 )
 from hymell.op_registry.registry import functional
 
-#: Device launches behind one composite: routing, permutation, two grouped GEMMs, activation, sum.
-_EXPERTS_LAUNCHES = 6
+_APPENDS = ("hymell.kv_append", "hymell.state_update")
+
+#: PyTorch's names for ops, where a plainer one is usual.
+_PLAIN_WORDS = {"_to_copy": "cast", "clone": "copy", "constant_pad_nd": "pad"}
+
+#: A chunked scan: within chunks, states of chunks, across chunks, outputs (GLA, arXiv 2312.06635,
+#: and Mamba-2's SSD kernels take four or five).
+_CHUNKED_SCAN_LAUNCHES = 5
 
 
 def emit(plan: Plan) -> Lowered:
     """Kernels in launch order, and the activations that live between them."""
-    readers = outside_readers(plan)
+    readers = Readers.of(plan)
     kernels = tuple(_kernel(plan, group, readers) for group in plan.groups)
     return Lowered(kernels, _live(plan, readers))
 
 
-def outside_readers(plan: Plan) -> dict[Base, list[int]]:
-    """Ids of the live ops that read each memory, layer boundaries included."""
-    readers: dict[Base, list[int]] = {}
-    live = {op for group in plan.groups for op in group.ops}
-    for op in plan.ops:
-        if op.id in live:
-            for read in plan.flow.reads[op.id]:
-                readers.setdefault(read.base, []).append(op.id)
-    for layer in plan.region.layers:
-        for feed in layer.feeds:
-            for (producer, index), _ in feed.producers:
-                if producer >= 0:
-                    base = plan.flow.bases[producer, index]
-                    readers.setdefault(base, []).append(layer.start)
-    return readers
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Ids of the live ops that read each memory.
+
+    ``direct``: ops that name it as an input; ``fed``: ops that read it as the output of the layer
+    before theirs (see `hymell.graph.Feed`).
+    """
+
+    direct: Mapping[Base, list[int]]
+    fed: Mapping[Base, list[int]]
+
+    @staticmethod
+    def of(plan: Plan) -> Readers:
+        direct: dict[Base, list[int]] = {}
+        for op in sorted({op for group in plan.groups for op in group.ops}):
+            for read in plan.flow.reads[op]:
+                direct.setdefault(read.base, []).append(op)
+        fed: dict[Base, list[int]] = {}
+        for layer in plan.region.layers:
+            for feed in layer.feeds:
+                if feed.op < 0:
+                    continue
+                entry = direct.get(plan.flow.bases[feed.op, feed.index], ())
+                inside = [op for op in entry if layer.start <= op < layer.stop]
+                for (producer, index), _ in feed.producers:
+                    if producer >= 0:
+                        fed.setdefault(plan.flow.bases[producer, index], []).extend(inside)
+        return Readers(direct, fed)
+
+    def beyond(self, plan: Plan, group: Group, op: int, base: Base) -> list[int]:
+        """The ops outside ``group`` that read what its op ``op`` leaves in ``base``."""
+        if base in group.given:
+            # Other readers in the group's layer; its handed ops ran in the layer before.
+            own = set(group.ops) - group.handed
+            return [
+                reader
+                for carried in group.carried
+                for reader in self.direct.get(carried, ())
+                if plan.layer_of[reader] == group.layer and reader not in own
+            ]
+        # What was read before an in-place op wrote there is not its result.
+        found = [reader for reader in self.direct.get(base, ()) if reader > op]
+        found += self.fed.get(base, ())
+        return [reader for reader in found if reader not in group.ops]
 
 
-def _kernel(plan: Plan, group: Group, readers: dict[Base, list[int]]) -> Kernel:
+def _kernel(plan: Plan, group: Group, readers: Readers) -> Kernel:
     main = _main_op(plan, group)
     op = plan.ops[main]
     primitive = group.primitive
@@ -96,72 +133,85 @@ def _row_elements(primitive: Primitive | None) -> float:
 
 
 def _launches(primitive: Primitive) -> int:
-    if isinstance(primitive, Experts):
-        return _EXPERTS_LAUNCHES
     if isinstance(primitive, Scan) and primitive.chunk > 1:
-        return 5
+        return _CHUNKED_SCAN_LAUNCHES
     return 1
 
 
-def boundary(
-    plan: Plan, group: Group, readers: dict[Base, list[int]]
-) -> tuple[Size, Size, Size, Size]:
+def boundary(plan: Plan, group: Group, readers: Readers) -> tuple[Size, Size, Size, Size]:
     """(bytes read, bytes written, weight bytes in what is read, elements written) of a group.
 
     A tensor seen through several views is read once; a result that nothing outside reads stays in
     registers, unless the group has no other result.
     """
-    members = set(group.ops)
-    made = {
-        plan.flow.bases[op, index] for op in group.ops for index in range(len(plan.ops[op].outputs))
-    }
-    seen: dict[Base, list[Size]] = {}
-    for op in group.ops:
-        if plan.ops[op].name in ("hymell.kv_append", "hymell.state_update"):
-            continue
-        for read in plan.flow.reads[op]:
-            outside = read.base not in made or _mutated(plan, read.base, members)
-            if outside and read.base not in group.carried:
-                sizes = seen.setdefault(read.base, [])
-                if spec_bytes(read.spec) not in sizes:
-                    sizes.append(spec_bytes(read.spec))
-    read_bytes: list[Size] = []
-    weight_bytes: list[Size] = []
-    for base, sizes in seen.items():
-        seen_bytes = total(sizes)
-        largest = max(sizes, key=at_sample)
-        whole = _stored_bytes(plan, base, largest)
-        size = whole if at_sample(whole) < at_sample(seen_bytes) else seen_bytes
-        read_bytes.append(size)
-        if base[0] == "weight":
-            weight_bytes.append(size)
+    read, weights = _read(plan, group)
     written: list[Size] = []
     elements: list[Size] = []
     unread: list[tuple[Size, Size]] = []
     for op in group.ops:
         node = plan.ops[op]
-        if node.name in ("hymell.kv_append", "hymell.state_update"):
+        if node.name in _APPENDS:
             primitive = plan.primitives[op]
             assert isinstance(primitive, Memory)
             written.append(primitive.bytes_written)
             elements.append(primitive.elements)
-            read_bytes.extend(_appended(plan, op, made))
             continue
         for index, spec in enumerate(node.outputs):
             base = plan.flow.bases[op, index]
-            read_outside = any(reader not in members for reader in readers.get(base, ()))
-            if read_outside or (base[0] != "op" or base[1] != op):
+            # Kernels that add and normalise write the sum whether it is read again or not.
+            kept = base in group.given or _kept(plan, op, base)
+            if kept or readers.beyond(plan, group, op, base):
                 written.append(spec_bytes(spec))
-                elements.append(spec.numel)
-            elif not readers.get(base):
-                unread.append((spec_bytes(spec), spec.numel))
+                elements.append(numel(spec))
+            elif not readers.direct.get(base):
+                unread.append((spec_bytes(spec), numel(spec)))
     if not written:
         written = [size for size, _ in unread]
         elements = [count for _, count in unread]
-    return total(read_bytes), total(written), total(weight_bytes), total(elements)
+    return read, total(written), weights, total(elements)
 
 
-def _mutated(plan: Plan, base: Base, members: set[int]) -> bool:
+def _read(plan: Plan, group: Group) -> tuple[Size, Size]:
+    """(bytes, weight bytes in them) that a group reads from outside."""
+    made = {
+        plan.flow.bases[op, index] for op in group.ops for index in range(len(plan.ops[op].outputs))
+    }
+    members = set(group.ops)
+    seen: dict[Base, list[Size]] = {}
+    appended: list[Size] = []
+    for op in group.ops:
+        if plan.ops[op].name in _APPENDS:
+            appended += _appended(plan, op, made)
+            continue
+        for read in plan.flow.reads[op]:
+            if read.base in made and not _mutated(read.base, members):
+                continue
+            # The tail of the layer before reads its own layer's input from memory all the same.
+            if read.base in group.carried and op not in group.handed:
+                continue
+            sizes = seen.setdefault(read.base, [])
+            if spec_bytes(read.spec) not in sizes:
+                sizes.append(spec_bytes(read.spec))
+    read_bytes: list[Size] = []
+    weight_bytes: list[Size] = []
+    for base, sizes in seen.items():
+        size = sizes[0]
+        if len(sizes) > 1 or base[0] == "op":
+            together = total(sizes)
+            whole = _stored_bytes(plan, base, max(sizes, key=at_sample))
+            size = whole if at_sample(whole) < at_sample(together) else together
+        read_bytes.append(size)
+        if base[0] == "weight":
+            weight_bytes.append(size)
+    return total([*read_bytes, *appended]), total(weight_bytes)
+
+
+def _kept(plan: Plan, op: int, base: Base) -> bool:
+    """True for memory that outlives the layer of the op that writes it in place."""
+    return base[0] != "op" or plan.layer_of[base[1]] != plan.layer_of[op]
+
+
+def _mutated(base: Base, members: set[int]) -> bool:
     """True for memory that the group writes in place but did not make."""
     return base[0] != "op" or base[1] not in members
 
@@ -180,11 +230,9 @@ def _appended(plan: Plan, op: int, made: set[Base]) -> Iterable[Size]:
             yield spec_bytes(operand.spec)
 
 
-def _fused(plan: Plan, group: Group, readers: dict[Base, list[int]]) -> Primitive:
+def _fused(plan: Plan, group: Group, readers: Readers) -> Primitive:
     read, written, weights, elements = boundary(plan, group, readers)
-    flops = total(
-        simplify(p.vector_flops) for op in group.ops if (p := plan.primitives[op]) is not None
-    )
+    flops = total(p.vector_flops for op in group.ops if (p := plan.primitives[op]) is not None)
     rows = [
         p
         for op in group.ops
@@ -207,8 +255,8 @@ def _fused(plan: Plan, group: Group, readers: dict[Base, list[int]]) -> Primitiv
 
 def _name(plan: Plan, group: Group, primitive: Primitive) -> str:
     if isinstance(primitive, Gemm | GroupedGemm):
-        leaves = dict.fromkeys(plan.ops[op].path.rpartition(".")[2] or "gemm" for op in group.ops)
-        return "gemm " + "+".join(leaves)
+        products = [op for op in group.ops if op in plan.anchors]
+        return "gemm " + "+".join(dict.fromkeys(_leaf(plan, plan.ops[op]) for op in products))
     if isinstance(primitive, Attention):
         return "mla_attention" if primitive.latent else "attention"
     if isinstance(primitive, Experts):
@@ -219,20 +267,33 @@ def _name(plan: Plan, group: Group, primitive: Primitive) -> str:
         return primitive.name
     if isinstance(primitive, Gather):
         return "embedding" if primitive.from_weight else "gather"
-    if len(group.ops) == 1 and not group.carried:
-        return functional(plan.ops[group.ops[0]].name).rpartition(".")[2].removeprefix("native_")
+    anchors = [op for op in group.ops if op in plan.anchors]
+    if len(anchors) == 1 or (len(group.ops) == 1 and not group.carried):
+        op = anchors[0] if anchors else group.ops[0]
+        short = functional(plan.ops[op].name).rpartition(".")[2].removeprefix("native_")
+        return _PLAIN_WORDS.get(short, short)
     return _role(plan, group)
+
+
+def _leaf(plan: Plan, op: Op) -> str:
+    """The module that a product belongs to, by its weight where it uses another module's."""
+    for position in range(len(op.inputs)):
+        weight = plan.flow.weight_operand(op, position)
+        holder, _, attribute = (weight.name if weight else "").rpartition(".")
+        if holder.startswith(f"{op.path}."):
+            return holder.rpartition(".")[2]
+        if holder == op.path and attribute not in ("weight", "bias"):
+            return attribute
+    return op.path.rpartition(".")[2] or "gemm"
 
 
 def _role(plan: Plan, group: Group) -> str:
     """What a fused memory-bound kernel is for, from the ops in it."""
     names = [functional(plan.ops[op].name) for op in group.ops]
     held = set(names)
-    appends = "hymell.kv_append" in held
-    norm = _norm(held)
-    words: list[str] = []
-    if appends:
-        words += ["qk_norm"] if norm else []
+    norm = _norm(plan, group, held)
+    if "hymell.kv_append" in held:
+        words = ["qk_norm"] if norm else []
         words += ["rope"] if held & {"aten.neg", "aten.cat", "aten.stack"} else []
         return "_".join([*words, "kv_append"])
     if "aten.topk" in held:
@@ -246,6 +307,15 @@ def _role(plan: Plan, group: Group) -> str:
             for name, op in zip(names, group.ops, strict=True)
         )
         return f"add_{norm}" if adds or group.carried else norm
+    return _element_wise(names)
+
+
+def _element_wise(names: list[str]) -> str:
+    """The role of a kernel without a reduction."""
+    held = set(names)
+    if "aten.tanh" in held and "aten.mul" in held:
+        # x (1 + tanh(...)) is the tanh form of GELU; tanh(x / c) c bounds logits.
+        return "gelu" if "aten.add" in held else "softcap"
     active = [name for name in names if name in ACTIVATIONS]
     if active:
         short = active[0].rpartition(".")[2]
@@ -265,43 +335,38 @@ def _is_reduction(plan: Plan, op: int) -> bool:
     return isinstance(plan.primitives[op], RowReduce)
 
 
-def _norm(held: set[str]) -> str | None:
+def _norm(plan: Plan, group: Group, held: set[str]) -> str | None:
     if held & {"aten.native_layer_norm", "aten.layer_norm"}:
         return "layer_norm"
     if held & {"aten.native_group_norm", "aten.native_batch_norm"}:
         return "group_norm"
     if held & {"aten._fused_rms_norm", "aten.rms_norm"}:
         return "rms_norm"
-    if held & {"aten.rsqrt", "aten.sqrt", "aten.linalg_vector_norm"} and held & {
-        "aten.mean",
-        "aten.var",
-        "aten.var_mean",
-        "aten.sum",
-        "aten.linalg_vector_norm",
-    }:
-        centred = held & {"aten.var", "aten.var_mean"}
-        return "layer_norm" if centred else "rms_norm"
-    return None
+    if not held & {"aten.rsqrt", "aten.sqrt", "aten.linalg_vector_norm"}:
+        return None
+    if held & {"aten.var", "aten.var_mean"}:
+        return "layer_norm"
+    if not held & {"aten.mean", "aten.sum", "aten.linalg_vector_norm"}:
+        return None
+    # A norm written out takes a second mean where it subtracts the first.
+    means = [op for op in group.ops if functional(plan.ops[op].name) == "aten.mean"]
+    centred = len(means) > len({plan.ops[op].path for op in means}) and "aten.sub" in held
+    return "layer_norm" if centred else "rms_norm"
 
 
-def _live(plan: Plan, readers: dict[Base, list[int]]) -> tuple[LiveTensor, ...]:
+def _live(plan: Plan, readers: Readers) -> tuple[LiveTensor, ...]:
     """From the kernel that makes a tensor to the last that reads it."""
     position = {op: index for index, group in enumerate(plan.groups) for op in group.ops}
     live: list[LiveTensor] = []
     for index, group in enumerate(plan.groups):
-        members = set(group.ops)
         for op in group.ops:
-            if plan.ops[op].name in ("hymell.kv_append", "hymell.state_update"):
+            if plan.ops[op].name in _APPENDS:
                 continue
             for output, spec in enumerate(plan.ops[op].outputs):
                 base = plan.flow.bases[op, output]
-                outside = [
-                    position[reader]
-                    for reader in readers.get(base, ())
-                    if reader in position and reader not in members
-                ]
-                if base[1] == op and outside:
-                    live.append(LiveTensor(spec_bytes(spec), index, max(index, *outside)))
-                elif base[1] == op and not readers.get(base):
-                    live.append(LiveTensor(spec_bytes(spec), index, index))
+                if base[1] != op:
+                    continue
+                outside = [position[r] for r in readers.beyond(plan, group, op, base)]
+                if outside or not readers.direct.get(base):
+                    live.append(LiveTensor(spec_bytes(spec), index, max([index, *outside])))
     return tuple(live)

@@ -39,7 +39,7 @@ def lower(
     plan = start(region, facts, assign(region))
     for rule in engine.rules:
         plan = rule(plan)
-    lowered = emit(plan)
+    lowered = emit(plan.in_order())
     if skew:
         kernels = tuple(
             replace(kernel, primitive=replace(kernel.primitive, skew=skew))

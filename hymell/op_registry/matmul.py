@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
 from hymell.dims import Size, simplify, whole
-from hymell.op_registry.memory_ops import spec_bytes
+from hymell.op_registry.dataflow import at_sample
+from hymell.op_registry.memory_ops import numel, spec_bytes, times
 from hymell.op_registry.primitives import Conv, Gemm, GroupedGemm
 from hymell.op_registry.registry import lowers
 
 if TYPE_CHECKING:
-    from hymell.graph import Op
+    from hymell.graph import Op, TensorSpec
     from hymell.op_registry.dataflow import Dataflow
 
 
@@ -34,6 +36,8 @@ def product(
         weight, m, n = left, n, m
         activation = op.inputs[b].spec.dtype
     stored = weight.dtype if weight is not None else op.inputs[b].spec.dtype
+    if weight is not None:
+        batch, m = _once_per_weight(weight, batch, m, n, k)
     return Gemm(
         m=m,
         n=n,
@@ -46,6 +50,19 @@ def product(
         b_is_weight=weight is not None,
         bias=bias,
     )
+
+
+def _once_per_weight(
+    weight: TensorSpec, batch: Size, m: Size, n: Size, k: Size
+) -> tuple[Size, Size]:
+    """A weight that is expanded over the batch is read once: its copies' rows are one product's."""
+    held = numel(weight)
+    if batch == 1 or not all(isinstance(size, int) for size in (held, n, k)):
+        return batch, m
+    distinct, remainder = divmod(whole(held), whole(n) * whole(k))
+    if remainder or distinct < 1 or at_sample(distinct) >= at_sample(batch):
+        return batch, m
+    return distinct, simplify(times(batch, m) * Fraction(1, distinct))
 
 
 @lowers("aten.mm", "aten._scaled_mm")

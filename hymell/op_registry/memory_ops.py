@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hymell.dims import Size, simplify
+from hymell.dims import Dim, Size, as_terms, from_terms, simplify
 from hymell.op_registry.primitives import Gather, Memory, RowReduce
 
 if TYPE_CHECKING:
@@ -13,17 +14,42 @@ if TYPE_CHECKING:
     from hymell.op_registry.dataflow import Dataflow, Read
 
 
+@lru_cache(maxsize=65536)
+def numel(spec: TensorSpec) -> Size:
+    """Elements of a tensor; the few shapes of a model recur in every layer, hence the cache."""
+    return spec.numel
+
+
+@lru_cache(maxsize=65536)
 def spec_bytes(spec: TensorSpec) -> Size:
     """Stored bytes of a tensor."""
-    return simplify(spec.numel * spec.element_bytes)
+    return simplify(numel(spec) * spec.element_bytes)
+
+
+@lru_cache(maxsize=65536)
+def times(size: Size, factor: Size) -> Size:
+    """Product of two sizes."""
+    return simplify(size * factor)
 
 
 def total(values: Iterable[Size]) -> Size:
     """Sum of sizes."""
-    result: Size = 0
+    number = 0
+    dims: list[Dim] = []
     for value in values:
-        result = simplify(result + value)
-    return result
+        if isinstance(value, Dim):
+            dims.append(value)
+        else:
+            number += value
+    if not dims:
+        return number
+    if len(dims) == 1 and not number:
+        return dims[0]
+    terms = dict(as_terms(number))
+    for size in dims:
+        for exponents, coefficient in size.terms:
+            terms[exponents] = terms.get(exponents, 0) + coefficient
+    return from_terms(terms)
 
 
 def distinct(reads: Iterable[Read]) -> list[Read]:
@@ -47,7 +73,7 @@ def bytes_out(op: Op) -> Size:
 
 def elements_out(op: Op) -> Size:
     """Elements the op writes."""
-    return total(spec.numel for spec in op.outputs)
+    return total(numel(spec) for spec in op.outputs)
 
 
 def memory_op(op: Op, flow: Dataflow, role: str, flops_per_element: int = 1) -> Memory:
@@ -60,7 +86,7 @@ def memory_op(op: Op, flow: Dataflow, role: str, flops_per_element: int = 1) -> 
         bytes_read=read,
         bytes_written=bytes_out(op),
         weight_bytes=weights,
-        vector_flops=simplify(elements * flops_per_element),
+        vector_flops=times(elements, flops_per_element),
     )
 
 
@@ -76,28 +102,32 @@ def row_op(
         bytes_read=read,
         bytes_written=bytes_out(op),
         weight_bytes=weights,
-        vector_flops=simplify(simplify(rows * cols) * flops_per_element),
+        vector_flops=times(times(rows, cols), flops_per_element),
     )
 
 
 def reduced(op: Op) -> tuple[Size, Size]:
     """(rows, cols) of a reduction, from its input and output sizes."""
     source = op.inputs[0].spec
-    rows = op.outputs[0].numel
+    elements, rows = numel(source), numel(op.outputs[0])
     dims = op.attrs.get("dim")
-    if op.outputs[0].numel == source.numel or rows == 1:
-        dims = [-1] if dims is None and op.outputs[0].numel == source.numel else dims
     if dims is None:
-        return 1, source.numel
+        if rows != elements:
+            return 1, elements
+        dims = -1
+    reduced_axes = {axis % max(len(source.shape), 1) for axis in _listed(dims)}
     cols: Size = 1
-    for axis in [dims] if isinstance(dims, int) else dims:
-        cols = simplify(cols * source.shape[axis])
     rows = 1
-    skipped = {axis % len(source.shape) for axis in ([dims] if isinstance(dims, int) else dims)}
     for axis, size in enumerate(source.shape):
-        if axis not in skipped:
-            rows = simplify(rows * size)
+        if axis in reduced_axes:
+            cols = times(cols, size)
+        else:
+            rows = times(rows, size)
     return rows, cols
+
+
+def _listed(dims: int | Iterable[int]) -> Iterable[int]:
+    return [dims] if isinstance(dims, int) else dims
 
 
 def gather_op(op: Op, flow: Dataflow, table: int, cols: Size) -> Gather:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hymell.op_registry.memory_ops import reduced, row_op
+from hymell.dims import Size
+from hymell.op_registry.memory_ops import numel, reduced, row_op, times
 from hymell.op_registry.primitives import RowReduce
 from hymell.op_registry.registry import functional, lowers
 
@@ -18,14 +19,13 @@ def _last_dim(op: Op, flow: Dataflow, role: str, cost: int) -> RowReduce:
     rows, cols = reduced(op)
     axes = op.attrs.get("normalized_shape")
     if axes:
-        cols = 1
-        rows = 1
+        rows, cols = 1, 1
         split = len(source.shape) - len(axes)
         for position, size in enumerate(source.shape):
             if position < split:
-                rows = rows * size
+                rows = times(rows, size)
             else:
-                cols = cols * size
+                cols = times(cols, size)
     return row_op(op, flow, role, rows, cols, cost)
 
 
@@ -43,9 +43,9 @@ def rms_norm(op: Op, flow: Dataflow) -> RowReduce:
 def group_norm(op: Op, flow: Dataflow) -> RowReduce:
     source = op.inputs[0].spec
     rows = source.shape[0]
-    cols = 1
+    cols: Size = 1
     for size in source.shape[1:]:
-        cols = cols * size  # type: ignore[assignment]
+        cols = times(cols, size)
     return row_op(op, flow, "group_norm", rows, cols, 8)
 
 
@@ -65,11 +65,11 @@ def softmax(op: Op, flow: Dataflow) -> RowReduce:
 def topk(op: Op, flow: Dataflow) -> RowReduce:
     source = op.inputs[0].spec
     cols = source.shape[op.attrs.get("dim", -1)] if source.shape else 1
-    rows = 1
+    rows: Size = 1
     axis = op.attrs.get("dim", -1) % max(len(source.shape), 1)
     for position, size in enumerate(source.shape):
         if position != axis:
-            rows = rows * size  # type: ignore[assignment]
+            rows = times(rows, size)
     return row_op(op, flow, "topk", rows, cols, 10)
 
 
@@ -83,6 +83,6 @@ _unique2 renorm
 @lowers(*(f"aten.{name}" for name in _REDUCTIONS.split()))
 def reduction(op: Op, flow: Dataflow) -> RowReduce:
     if len(op.inputs) > 1 and functional(op.name) in ("aten.max", "aten.min"):
-        return row_op(op, flow, "reduce", op.outputs[0].numel, 1, 1)
+        return row_op(op, flow, "reduce", numel(op.outputs[0]), 1, 1)
     rows, cols = reduced(op)
     return row_op(op, flow, "reduce", rows, cols, 1)

@@ -24,8 +24,9 @@ _APPENDS = ("hymell.kv_append", "hymell.state_update")
 class Group:
     """Ops that become one kernel.
 
-    ``carried``: memory that another group of the same kernel hands over across a layer boundary,
-    written by its ops ``handed``;
+    A kernel that reaches over a layer boundary holds ops ``handed`` of the layer before: they left
+    in memory ``given`` what the group's own ops read as ``carried`` (one tensor, two names where
+    the layers are repeats of one).
     ``primitive`` and ``name`` are set where a rule decided them, ``launches`` where one entry
     stands for several device launches. ``after``: an op that the kernel is launched after, where
     its own ops do not say so.
@@ -35,6 +36,7 @@ class Group:
     layer: int
     repeat: int
     carried: frozenset[Base] = frozenset()
+    given: frozenset[Base] = frozenset()
     handed: frozenset[int] = frozenset()
     primitive: Primitive | None = None
     name: str = ""
@@ -46,8 +48,10 @@ class Group:
 class Plan:
     """The state that fusion rules transform.
 
-    ``primitives``: each op's own primitive, None for one that costs nothing; ``layer_of``: index
-    of the layer each op belongs to, -1 outside layers; ``blocks``: each op's block.
+    ``primitives``: each op's own primitive, None for one that costs nothing; ``anchors``: ops that
+    stay kernels of their own, while the others fuse with their neighbours; ``layer_of``:
+    index of the layer each op belongs to, -1 outside layers; ``blocks``: each op's block;
+    ``tables``: ops whose results are known before the step begins.
     """
 
     region: Region
@@ -55,6 +59,7 @@ class Plan:
     flow: Dataflow
     primitives: tuple[Primitive | None, ...]
     unregistered: frozenset[int]
+    anchors: frozenset[int]
     layer_of: tuple[int, ...]
     blocks: tuple[str, ...]
     groups: tuple[Group, ...]
@@ -65,20 +70,23 @@ class Plan:
         return self.region.ops
 
     def is_anchor(self, op: int) -> bool:
-        """True for ops that stay kernels of their own; the others fuse with their neighbours."""
-        primitive = self.primitives[op]
-        if primitive is None:
-            return False
-        if isinstance(primitive, Gather):
-            return primitive.from_weight
-        name = self.ops[op].name
-        if name.startswith("hymell."):
-            return name not in _APPENDS
-        return not isinstance(primitive, Memory | RowReduce)
+        """True for an op that stays a kernel of its own."""
+        return op in self.anchors
+
+    def anchored(self, group: Group) -> bool:
+        """True for a group that holds an anchor or whose kernel a rule decided."""
+        return group.primitive is not None or not self.anchors.isdisjoint(group.ops)
 
     def with_groups(self, groups: Iterable[Group]) -> Plan:
-        """The same plan with other groups, in launch order."""
-        return replace(self, groups=_in_order(list(groups), self.flow))
+        """The same plan with other groups, in the order of the model's code."""
+        return replace(self, groups=tuple(sorted(groups, key=_key)))
+
+    def in_order(self) -> Plan:
+        """The same plan with its groups in launch order: each after those it needs.
+
+        Raises ValueError when groups need each other, which a wrong rule would cause.
+        """
+        return replace(self, groups=_in_order(self))
 
     def group_of(self) -> dict[int, int]:
         """Index of the group that each op is in."""
@@ -92,15 +100,17 @@ class Plan:
         depths = [0] * len(self.ops)
         for op in self.ops:
             before = max((depths[p] for p in self.flow.depends[op.id] if p != op.id), default=0)
-            depths[op.id] = before + (1 if self.is_anchor(op.id) else 0)
+            depths[op.id] = before + (op.id in self.anchors)
         return depths
 
 
-def _in_order(groups: list[Group], flow: Dataflow) -> tuple[Group, ...]:
+def _in_order(plan: Plan) -> tuple[Group, ...]:
     """Every group after those it needs; otherwise as the model's code has them.
 
-    What a group takes over from the previous layer does not order it within its own.
+    What a group takes over from the previous layer does not order it within its own, and is there
+    for its own layer only.
     """
+    groups, flow = plan.groups, plan.flow
     makers: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
         for op in group.ops:
@@ -111,7 +121,14 @@ def _in_order(groups: list[Group], flow: Dataflow) -> tuple[Group, ...]:
         producers = {p for op in own for p in flow.depends[op] if p not in group.ops}
         if group.after >= 0:
             producers.add(group.after)
-        needs.append({i for p in producers for i in makers.get(p, ()) if i != index})
+        needs.append(
+            {
+                i
+                for p in producers
+                for i in makers.get(p, ())
+                if i != index and (p not in groups[i].handed or groups[i].layer == group.layer)
+            }
+        )
     # A group that stands for a split op (absorbed value half) is needed by nobody before it runs.
     late = {index for index, group in enumerate(groups) if group.after >= 0}
     waiting = [len(n - late) if index not in late else len(n) for index, n in enumerate(needs)]
@@ -135,7 +152,18 @@ def _in_order(groups: list[Group], flow: Dataflow) -> tuple[Group, ...]:
 
 
 def _key(group: Group) -> int:
-    return max(next(op for op in group.ops if op not in group.handed), group.after)
+    own = group.ops if not group.handed else [op for op in group.ops if op not in group.handed]
+    return max(own[0], group.after)
+
+
+def _is_anchor(op: Op, primitive: Primitive | None) -> bool:
+    if primitive is None:
+        return False
+    if isinstance(primitive, Gather):
+        return primitive.from_weight
+    if op.name.startswith("hymell."):
+        return op.name not in _APPENDS
+    return not isinstance(primitive, Memory | RowReduce)
 
 
 def start(region: Region, facts: ModelFacts, blocks: tuple[str, ...]) -> Plan:
@@ -166,6 +194,7 @@ def start(region: Region, facts: ModelFacts, blocks: tuple[str, ...]) -> Plan:
         flow,
         tuple(primitives),
         frozenset(unregistered),
+        frozenset(op.id for op in region.ops if _is_anchor(op, primitives[op.id])),
         tuple(layer_of),
         blocks,
         groups,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hymell.op_registry.memory_ops import elements_out, gather_op, memory_op, spec_bytes
+from hymell.op_registry.memory_ops import elements_out, gather_op, memory_op, numel, spec_bytes
 from hymell.op_registry.primitives import Gather, Memory
 from hymell.op_registry.registry import functional, lowers
 from hymell.op_registry.views import FREE, VIEWS
@@ -114,7 +114,7 @@ def pick(op: Op, flow: Dataflow) -> Memory:
 def scatter(op: Op, flow: Dataflow) -> Memory:
     """The scattered elements are read and written; the rest of the target stays in place."""
     values = op.inputs[-1].spec
-    return Memory("scatter", values.numel, spec_bytes(values), spec_bytes(values))
+    return Memory("scatter", numel(values), spec_bytes(values), spec_bytes(values))
 
 
 @lowers(*VIEWS, *FREE)

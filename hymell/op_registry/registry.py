@@ -8,6 +8,9 @@ Registering an op of your own::
     def my_norm(op, flow):
         return memory_op(op, flow, role="my_norm")
 
+An op of ``torch.library.custom_op("mylib::my_norm", ...)`` is called ``mylib.my_norm``; a module
+class that should be one op is kept whole by `hymell.op_registry.opaque.keep_whole`.
+
 A lowering gets the `Op` and the `Dataflow` of its region and returns a primitive, or None for an
 op that costs nothing (a view). An op that nobody registered becomes `primitives.Unknown`.
 """
@@ -15,6 +18,7 @@ op that costs nothing (a view). An op that nobody registered becomes `primitives
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ def lowers(*names: str) -> Callable[[_L], _L]:
     return register
 
 
+@lru_cache(maxsize=4096)
 def packet(name: str) -> str:
     """``aten.add.Tensor`` -> ``aten.add``; composites are their own packet."""
     namespace, _, rest = name.partition(".")
@@ -52,6 +57,7 @@ def packet(name: str) -> str:
     return f"{namespace}.{rest.split('.')[0]}"
 
 
+@lru_cache(maxsize=4096)
 def functional(name: str) -> str:
     """The packet without the trailing underscore of an in-place op."""
     short = packet(name)

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 def scan(op: Op, flow: Dataflow) -> Scan:
     """Attributes ``heads``, ``key_dim``, ``value_dim``, ``chunk``, ``mode``; tensors give the rest.
 
-    The first output is (batch, length, ...), or (batch, channels, length) when channels come first.
+    The first output is (batch, length, ...), (batch, channels, length) when channels come first,
+    or (batch, heads, length, value_dim) when heads do.
     """
     read, weights = bytes_in(op, flow)
     activation = op.inputs[0].spec
     shape = op.outputs[0].shape
     channels_first = len(shape) == 3 and shape[1] == op.attrs["heads"] * op.attrs["value_dim"]
-    length = shape[2] if channels_first else shape[1]
+    heads_first = len(shape) == 4 and (shape[1], shape[3]) == (
+        op.attrs["heads"],
+        op.attrs["value_dim"],
+    )
+    length = shape[2] if channels_first or heads_first else shape[1]
     return Scan(
         variant=op.name.removeprefix("hymell.scan."),
         batch=shape[0],

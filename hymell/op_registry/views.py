@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hymell.op_registry.registry import packet
 
 VIEWS = frozenset(
@@ -25,6 +27,7 @@ _assert_tensor_metadata resize_ set_ dropout native_dropout
 )
 
 
+@lru_cache(maxsize=4096)
 def is_view(name: str) -> bool:
     """True when the op's outputs share its first input's memory and nothing is computed."""
     return packet(name) in VIEWS

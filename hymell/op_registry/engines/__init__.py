@@ -13,7 +13,9 @@ from hymell.op_registry.engines.sglang import SGLANG
 from hymell.op_registry.engines.trtllm import TRTLLM
 from hymell.op_registry.engines.vllm import VLLM
 
-ENGINES: Mapping[str, Engine] = {e.name: e for e in (EAGER, COMPILE, VLLM, SGLANG, TRTLLM)}
+_ENGINES = {e.name: e for e in (EAGER, COMPILE, VLLM, SGLANG, TRTLLM)}
+ENGINES: Mapping[str, Engine] = _ENGINES
+_BUILT_IN = frozenset(_ENGINES)
 
 _ALIASES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "hf": "eager", "inductor": "compile"}
 
@@ -29,4 +31,17 @@ def get_engine(name: str) -> Engine:
     raise HymellError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}{hint}")
 
 
-__all__ = ["ENGINES", "Engine", "Overheads", "get_engine"]
+def register_engine(engine: Engine) -> None:
+    """Make an engine of your own known by its name, in this process.
+
+    Raises HymellError for a name that is not in lower case without spaces, and for one that an
+    engine of hymell has; a second engine of your own under one name replaces the first.
+    """
+    if engine.name != engine.name.strip().lower() or not engine.name or " " in engine.name:
+        raise HymellError(f"{engine.name!r} is not a name for an engine; use lower case, no spaces")
+    if engine.name in _BUILT_IN or engine.name in _ALIASES:
+        raise HymellError(f"{engine.name!r} is an engine of hymell; choose another name for yours")
+    _ENGINES[engine.name] = engine
+
+
+__all__ = ["ENGINES", "Engine", "Overheads", "get_engine", "register_engine"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hymell.dims import simplify
+from hymell.dtypes import math_format
 from hymell.op_registry.dataflow import at_sample
 from hymell.op_registry.fusion.graph_walk import downstream, readers, upstream
 from hymell.op_registry.plan import Group, Plan
@@ -35,15 +36,20 @@ def absorb_latent(plan: Plan) -> Plan:
         absorbed = _absorbed(plan, op.id, attention, expansions[0])
         if absorbed is None:
             continue
-        # Whatever stands between the latent cache and the attention disappears.
-        gone = {
-            p
-            for append in _latent_appends(plan, expansions[0])
-            for p in downstream(append, table, lambda q: not plan.is_anchor(q) or q in expansions)
-            if p in above and not _append(plan, p)
-        }
+        gone = _between(plan, expansions[0], above, table)
         groups = [g for g in groups if not ({op.id, *gone} & set(g.ops))] + absorbed
     return plan.with_groups(groups)
+
+
+def _between(plan: Plan, expansion: int, above: set[int], table: dict[int, set[int]]) -> set[int]:
+    """What stands between the latent cache and the attention, the expansion included."""
+    below = {
+        p
+        for append in plan.flow.depends[expansion]
+        if _append(plan, append)
+        for p in downstream(append, table, lambda q: not plan.is_anchor(q) or q == expansion)
+    }
+    return {p for p in below & above if not _append(plan, p)}
 
 
 def _append(plan: Plan, op: int) -> bool:
@@ -59,11 +65,6 @@ def _expands(plan: Plan, op: int, attention: Attention) -> bool:
     return at_sample(primitive.m) > at_sample(new)
 
 
-def _latent_appends(plan: Plan, expansion: int) -> list[int]:
-    """The KV append that a latent expansion reads."""
-    return [p for p in plan.flow.depends[expansion] if _append(plan, p)]
-
-
 def _absorbed(plan: Plan, op: int, attention: Attention, expansion: int) -> list[Group] | None:
     gemm = plan.primitives[expansion]
     assert isinstance(gemm, Gemm)
@@ -75,7 +76,15 @@ def _absorbed(plan: Plan, op: int, attention: Attention, expansion: int) -> list
     rank = gemm.k
     rows = simplify(attention.batch * attention.q_len)
     layer, repeat = plan.layer_of[op], plan.ops[op].repeat
-    shared = replace(gemm, m=rows, batch=attention.heads, bias=False)
+    # Engines keep the two halves unquantised (vLLM: dequantised when the weights are loaded).
+    shared = replace(
+        gemm,
+        m=rows,
+        batch=attention.heads,
+        bias=False,
+        b_dtype=gemm.a_dtype,
+        math=math_format(gemm.a_dtype),
+    )
     leaf = plan.ops[expansion].path.rpartition(".")[2]
     latent = replace(attention, kv_heads=1, qk_dim=rank + rope, v_dim=rank, latent=True)
     return [

@@ -1,12 +1,13 @@
-"""What prepares queries and keys (RoPE, QK norms) and the KV append become one kernel."""
+"""What prepares queries, keys and gates (RoPE, QK norms, decays) becomes one kernel."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 
+from hymell.op_registry.fusion.graph_walk import launching_readers
 from hymell.op_registry.plan import Group, Plan
-from hymell.op_registry.primitives import Attention
+from hymell.op_registry.primitives import Attention, RowReduce, Scan
 
 
 def merge_rope_append(plan: Plan, launches: int = 1) -> Plan:
@@ -24,7 +25,7 @@ def merge_rope_append(plan: Plan, launches: int = 1) -> Plan:
         feeding: set[int] = set()
         for producer in {p for op in group.ops for p in plan.flow.depends[op]}:
             index = owner.get(producer)
-            if index is None or plan.is_anchor(plan.groups[index].ops[0]):
+            if index is None or plan.anchored(plan.groups[index]):
                 continue
             if plan.groups[index] is not group:
                 feeding.add(index)
@@ -42,6 +43,36 @@ def merge_rope_append(plan: Plan, launches: int = 1) -> Plan:
         replace(group, launches=launches) if _rotates_and_appends(plan, group) else group
         for group in groups
     )
+
+
+def merge_gates(plan: Plan) -> Plan:
+    """Merge the small element-wise kernels that prepare the gates of one scan.
+
+    Decay, step size and write strength are functions of a few values per head; engines compute
+    them in one kernel (vLLM's fused gating of the gated delta rule). Only kernels that nothing else
+    reads, so that they can wait until the scan.
+    """
+    owner = plan.group_of()
+    table = launching_readers(plan)
+    merged: dict[int, list[int]] = {}
+    for index, group in enumerate(plan.groups):
+        if plan.anchored(group) or any(_reduces_or_keeps(plan, op) for op in group.ops):
+            continue
+        targets = {owner[r] for op in group.ops for r in table.get(op, ()) if r in owner} - {index}
+        if len(targets) != 1:
+            continue
+        (target,) = targets
+        scan = isinstance(plan.primitives[plan.groups[target].ops[0]], Scan)
+        if scan and plan.groups[target].layer == group.layer:
+            merged.setdefault(target, []).append(index)
+    taken = {index for members in merged.values() for index in members}
+    groups = [group for index, group in enumerate(plan.groups) if index not in taken]
+    groups += [_joined([plan.groups[i] for i in members]) for members in merged.values()]
+    return plan.with_groups(groups)
+
+
+def _reduces_or_keeps(plan: Plan, op: int) -> bool:
+    return isinstance(plan.primitives[op], RowReduce) or plan.ops[op].name.startswith("hymell.")
 
 
 def _is_attention(plan: Plan, group: Group) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hymell.dims import Size, simplify
 from hymell.op_registry.blocks import ATTENTION, MIXER
+from hymell.op_registry.fusion.graph_walk import downstream, readers
 from hymell.op_registry.plan import Group, Plan
 from hymell.op_registry.primitives import Gemm
 
@@ -17,7 +18,7 @@ def merge_siblings(plan: Plan) -> Plan:
     elsewhere only those whose results meet in one element-wise op (gate and up), so that a router
     stays apart from the experts beside it.
     """
-    readers = _readers(plan)
+    table = readers(plan)
     families: dict[tuple[object, ...], list[Group]] = {}
     rest: list[Group] = []
     for group in plan.groups:
@@ -27,7 +28,7 @@ def merge_siblings(plan: Plan) -> Plan:
         else:
             families.setdefault(key, []).append(group)
     for members in families.values():
-        rest.extend(_merge(plan, members, readers))
+        rest.extend(_merge(plan, members, table))
     return plan.with_groups(rest)
 
 
@@ -45,7 +46,7 @@ def _family(plan: Plan, group: Group) -> tuple[object, ...] | None:
     return (tuple(activations), parent, group.layer, primitive.m, primitive.k, formats)
 
 
-def _merge(plan: Plan, members: list[Group], readers: dict[int, set[int]]) -> list[Group]:
+def _merge(plan: Plan, members: list[Group], table: dict[int, set[int]]) -> list[Group]:
     if len(members) == 1:
         return members
     if plan.blocks[members[0].ops[0]] in (ATTENTION, MIXER):
@@ -54,8 +55,8 @@ def _merge(plan: Plan, members: list[Group], readers: dict[int, set[int]]) -> li
     apart: list[Group] = []
     for group in members:
         others = [m for m in members if m is not group]
-        mine = _element_wise(plan, group.ops[0], readers)
-        meets = any(mine & _element_wise(plan, other.ops[0], readers) for other in others)
+        mine = _element_wise(plan, group.ops[0], table)
+        meets = any(mine & _element_wise(plan, other.ops[0], table) for other in others)
         (meeting if meets else apart).append(group)
     return apart + ([_joined(plan, meeting)] if meeting else [])
 
@@ -73,22 +74,7 @@ def _joined(plan: Plan, members: list[Group]) -> Group:
     return replace(members[0], ops=ops, primitive=replace(first, n=n, bias=bias))
 
 
-def _readers(plan: Plan) -> dict[int, set[int]]:
-    readers: dict[int, set[int]] = {}
-    for op in plan.ops:
-        for producer in plan.flow.depends[op.id]:
-            readers.setdefault(producer, set()).add(op.id)
-    return readers
-
-
-def _element_wise(plan: Plan, gemm: int, readers: dict[int, set[int]]) -> set[int]:
+def _element_wise(plan: Plan, gemm: int, table: dict[int, set[int]]) -> set[int]:
     """Ops reached from a GEMM's result without passing another anchor."""
-    reached: set[int] = set()
-    todo = [gemm]
-    while todo:
-        for reader in readers.get(todo.pop(), ()):
-            if reader in reached or plan.is_anchor(reader):
-                continue
-            reached.add(reader)
-            todo.append(reader)
-    return reached
+    below = downstream(gemm, table, lambda op: op not in plan.anchors)
+    return below - plan.anchors

@@ -44,3 +44,14 @@ def downstream(op: int, table: dict[int, set[int]], passes: Callable[[int], bool
                 if passes(reader):
                     todo.append(reader)
     return found
+
+
+def launching_readers(plan: Plan) -> dict[int, set[int]]:
+    """The ops that launch something and read each op's result."""
+    table: dict[int, set[int]] = {}
+    for op in plan.ops:
+        if plan.primitives[op.id] is not None:
+            for producer in plan.flow.depends[op.id]:
+                if producer != op.id:
+                    table.setdefault(producer, set()).add(op.id)
+    return table

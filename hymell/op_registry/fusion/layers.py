@@ -14,26 +14,30 @@ def fuse_across_layers(plan: Plan) -> Plan:
 
     A repeated layer is recorded once; its `Feed`s say which op produced its input in each of its
     occurrences. A head kernel that reads a tail kernel's result in c of its r occurrences becomes
-    c merged kernels and r - c of its own; the tail keeps what no head took.
+    c merged kernels and r - c of its own; the tail keeps what no head took. Where several heads of
+    a layer read the same tail (two norms side by side), the first takes it.
     """
     owner = plan.group_of()
     tails = _tails(plan)
     left = {index: plan.groups[index].repeat for index in tails}
+    taken_by: dict[tuple[int, int], int] = {}
     result: list[Group] = []
     heads: set[int] = set()
     for index, group in enumerate(plan.groups):
         if not _fusible(plan, group) or not _begins_layer(plan, group):
             continue
         alone = group.repeat
-        for base, producer, count in _entries(plan, group):
-            tail = owner.get(producer)
+        for base, origin, count in _entries(plan, group):
+            tail = owner.get(origin[1])
             if tail not in left or tail == index or tail in heads:
                 continue
             if _normalises(plan, group) and _normalises(plan, plan.groups[tail]):
                 continue
-            taken = min(count, left[tail], alone)
+            before = taken_by.get((tail, group.layer), 0)
+            taken = min(count - before, left[tail], alone)
             if taken <= 0:
                 continue
+            taken_by[tail, group.layer] = before + taken
             left[tail] -= taken
             alone -= taken
             joined = tuple(sorted({*group.ops, *plan.groups[tail].ops}))
@@ -43,6 +47,7 @@ def fuse_across_layers(plan: Plan) -> Plan:
                     ops=joined,
                     repeat=taken,
                     carried=group.carried | {base},
+                    given=group.given | {origin},
                     handed=frozenset(plan.groups[tail].ops),
                 )
             )
@@ -60,7 +65,7 @@ def fuse_across_layers(plan: Plan) -> Plan:
 
 
 def _fusible(plan: Plan, group: Group) -> bool:
-    return group.primitive is None and not any(plan.is_anchor(op) for op in group.ops)
+    return not plan.anchored(group)
 
 
 def _normalises(plan: Plan, group: Group) -> bool:
@@ -102,9 +107,9 @@ def _tails(plan: Plan) -> list[int]:
     ]
 
 
-def _entries(plan: Plan, group: Group) -> list[tuple[Base, int, int]]:
-    """(memory read, op that produced it, in how many of the occurrences) over layer boundaries."""
-    entries: list[tuple[Base, int, int]] = []
+def _entries(plan: Plan, group: Group) -> list[tuple[Base, Base, int]]:
+    """(memory read, memory its producer wrote, how often) over layer boundaries."""
+    entries: list[tuple[Base, Base, int]] = []
     bases = dict.fromkeys(read.base for op in group.ops for read in plan.flow.reads[op])
     for base in bases:
         if base[0] != "op" or (plan.layer_of[base[1]] == group.layer and group.layer >= 0):
@@ -117,7 +122,7 @@ def _entries(plan: Plan, group: Group) -> list[tuple[Base, int, int]]:
             matched = True
             for (op, index), count in feed.producers:
                 if op >= 0:
-                    entries.append((base, plan.flow.bases[op, index][1], count))
+                    entries.append((base, plan.flow.bases[op, index], count))
         if not matched and plan.layer_of[base[1]] >= 0:
-            entries.append((base, base[1], group.repeat))
+            entries.append((base, base, group.repeat))
     return entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hymell.dims import B as BATCH
 from hymell.dims import Dim, Size, evaluate
+from hymell.dtypes import math_format
 from hymell.op_registry.fusion.graph_walk import downstream, readers, upstream
 from hymell.op_registry.plan import Group, Plan
 from hymell.op_registry.primitives import Attention, Gemm, RowReduce
@@ -68,6 +69,9 @@ def _attention(plan: Plan, first: int, last: int, softmax: int) -> Attention | N
     ]
     cached = appends[0].outputs[0].shape if appends else ()
     kv_heads = cached[1] if len(cached) == 4 and isinstance(cached[1], int) else heads
+    # Scores that the model's code computes in float32 are accumulated so by a fused kernel anyway.
+    upcast = bool(appends) and scores.a_dtype == "float32"
+    dtype = plan.facts.dtype if upcast else scores.a_dtype
     return Attention(
         batch=batch,
         q_len=rows,
@@ -77,9 +81,9 @@ def _attention(plan: Plan, first: int, last: int, softmax: int) -> Attention | N
         qk_dim=scores.k,
         v_dim=mix.n,
         causal=bool(appends),
-        dtype=scores.a_dtype,
-        kv_dtype=scores.b_dtype,
-        math=scores.math,
+        dtype=dtype,
+        kv_dtype=appends[0].outputs[0].dtype if appends else scores.b_dtype,
+        math=math_format(dtype),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hymell.op_registry.dataflow import at_sample
-from hymell.op_registry.emit import boundary, outside_readers
+from hymell.op_registry.emit import Readers, boundary
 from hymell.op_registry.plan import Group, Plan
 from hymell.op_registry.primitives import Memory
 
@@ -16,7 +16,7 @@ def sink_into_reader(plan: Plan) -> Plan:
     Sigmoid gates are computed where they are multiplied, not stored in between. Only where that
     reads no more than it saves.
     """
-    readers = outside_readers(plan)
+    readers = Readers.of(plan)
     groups = list(plan.groups)
     owner = plan.group_of()
     absorbed: dict[int, int] = {}
@@ -41,7 +41,7 @@ def _only_reader(
     plan: Plan,
     group: Group,
     index: int,
-    readers: dict[tuple[str, int, int, str], list[int]],
+    readers: Readers,
     owner: dict[int, int],
 ) -> int | None:
     """The single other group that reads a group's results."""
@@ -51,7 +51,7 @@ def _only_reader(
             base = plan.flow.bases[op, output]
             if base[1] != op:
                 return None
-            targets |= {owner.get(r) for r in readers.get(base, ()) if r not in group.ops}
+            targets |= {owner.get(r) for r in readers.beyond(plan, group, op, base)}
     if len(targets) != 1:
         return None
     target = targets.pop()
@@ -66,4 +66,4 @@ def _memory_only(plan: Plan, group: Group) -> bool:
 
 
 def _fusible(plan: Plan, group: Group) -> bool:
-    return group.primitive is None and not any(plan.is_anchor(op) for op in group.ops)
+    return not plan.anchored(group)

@@ -19,9 +19,7 @@ def fuse_vertical(plan: Plan, norms_per_kernel: int | None = None) -> Plan:
     """
     depths = plan.depths()
     fusible = {
-        group.ops[0]
-        for group in plan.groups
-        if len(group.ops) == 1 and group.primitive is None and not plan.is_anchor(group.ops[0])
+        group.ops[0] for group in plan.groups if len(group.ops) == 1 and not plan.anchored(group)
     }
     parent = {op: op for op in fusible}
 
@@ -104,12 +102,37 @@ def _split_norms(plan: Plan, members: list[int]) -> list[list[int]]:
             level_of[op] = max(level_of[op], min(level_of[r] for r in readers[op]))
     pieces: dict[int, list[int]] = {}
     last = max(level_of.values())
+    next_takes = _begins_with_norm(plan, plan.layer_of[members[0]])
     for op in members:
-        # So does one that ends the layer: the next layer's norm will take it.
+        # So does one that ends the layer, where layers begin with a norm that will take it.
         ends = node_of[op][0] == "op" and not readers[op] and norms_before[node_of[op]] >= 1
-        residual = ends and functional(plan.ops[op].name) == "aten.add"
+        residual = ends and next_takes and _is_residual(plan, op)
         pieces.setdefault(last + 1 if residual else level_of[op], []).append(op)
     return [piece for level in sorted(pieces) for piece in _connected(plan, pieces[level])]
+
+
+def _is_residual(plan: Plan, op: int) -> bool:
+    """An addition in the layer's own forward."""
+    layer = plan.layer_of[op]
+    return (
+        layer >= 0
+        and plan.ops[op].path == plan.region.layers[layer].path
+        and functional(plan.ops[op].name) == "aten.add"
+    )
+
+
+def _begins_with_norm(plan: Plan, layer: int) -> bool:
+    """True when a layer normalises what comes in before its first anchor."""
+    if layer < 0:
+        return False
+    span = plan.region.layers[layer]
+    behind: set[int] = set()
+    for op in range(span.start, span.stop):
+        if plan.is_anchor(op) or not behind.isdisjoint(plan.flow.depends[op]):
+            behind.add(op)
+        elif is_norm_op(plan, op):
+            return True
+    return False
 
 
 def _connected(plan: Plan, members: list[int]) -> Iterable[list[int]]:
