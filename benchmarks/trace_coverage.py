@@ -23,6 +23,8 @@ from typing import Any
 from hymell.graph import ModelFacts, Phase, Region
 from hymell.op_registry.engines import get_engine
 from hymell.op_registry.lower import lower
+from hymell.sources import resolve
+from hymell.tracer.configs import to_config
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, PROMPT, CACHED = 2, 128, 128
@@ -164,10 +166,7 @@ def make_config(kind: str, name: str, configs: Path) -> Any:
 
         return FAMILIES[name]()
     if kind == "configs":
-        data = json.loads((configs / name).read_text())
-        if data["model_type"] not in CONFIG_MAPPING:
-            raise ValueError(f"transformers does not know model_type {data['model_type']!r}")
-        return CONFIG_MAPPING[data["model_type"]].from_dict(data)
+        return to_config(resolve(configs / name))
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = CONFIG_MAPPING[name]()

@@ -47,6 +47,9 @@ BITS: dict[str, float] = {
     "int4_channel": 4,
 }
 
+#: What a user is likely to mean, for error messages.
+USUAL = "bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4 or nf4"
+
 ALIASES: dict[str, str] = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -73,8 +76,7 @@ def canonical(name: str) -> str:
     key = name.strip().lower().removeprefix("torch.")
     key = ALIASES.get(key, key)
     if key not in BITS:
-        known = ", ".join(sorted({*BITS, *ALIASES}))
-        raise HymellError(f"unknown dtype {name!r}; use one of: {known}")
+        raise HymellError(f"unknown dtype {name!r}; use {USUAL}")
     return key
 
 

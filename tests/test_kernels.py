@@ -102,7 +102,7 @@ def test_eager_launches_every_op(llama: OpGraph) -> None:
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_fusion_never_loses_or_invents_work(llama: OpGraph, engine: str) -> None:
     """GEMM and attention FLOPs and weight bytes are those of the ops, whatever fuses."""
-    reference = [k for k in kernels(llama, "eager", "prefill")]
+    reference = kernels(llama, "eager", "prefill")
     fused = kernels(llama, engine, "prefill")
     for what in ("flops", "flops_causal"):
         at_reference, at_fused = (
@@ -110,7 +110,9 @@ def test_fusion_never_loses_or_invents_work(llama: OpGraph, engine: str) -> None
         )
         assert at_fused == at_reference
     gemm_weights = [
-        sum(k.repeat * _value(k.primitive.weight_bytes) for k in ks if isinstance(k.primitive, Gemm))
+        sum(
+            k.repeat * _value(k.primitive.weight_bytes) for k in ks if isinstance(k.primitive, Gemm)
+        )
         for ks in (reference, fused)
     ]
     assert gemm_weights[0] == gemm_weights[1]

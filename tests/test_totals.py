@@ -1,4 +1,4 @@
-"""FLOP totals of known models against the textbook, and faults that users of other tools reported."""
+"""Totals of known models against the textbook, and faults users of other tools reported."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def test_llama_4_scout_active_parameters_of_its_language_model() -> None:
 
 
 def test_stored_parameters_are_all_experts() -> None:
-    assert graph("deepseek-ai/DeepSeek-V3").facts.parameters / 1e9 == pytest.approx(671.03, abs=5e-3)
+    parameters = graph("deepseek-ai/DeepSeek-V3").facts.parameters
+    assert parameters / 1e9 == pytest.approx(671.03, abs=5e-3)
 
 
 def test_mixtral_reads_nearly_all_experts_at_batch_64() -> None:

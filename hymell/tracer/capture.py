@@ -221,6 +221,9 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if old is not new:
                     self._moved(old, new)
             tensors = moved
+        if "device" in kwargs and any(tensor.device.type == "meta" for tensor in tensors):
+            # A result fetched to the host has no values to fetch.
+            kwargs = {**kwargs, "device": torch.device("meta")}
         out = (
             func(*args, **kwargs) if self.shadows is None else self.shadows.run(func, args, kwargs)
         )

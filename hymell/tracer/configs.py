@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,10 @@ def to_config(source: ConfigSource, *, trust_remote_code: bool = False) -> Pretr
     config_class: type[PretrainedConfig] = CONFIG_MAPPING[model_type]
     _check_names(source.config, source.name)
     _check_complete(source.config, config_class, source.name)
+    language = _language_only(config_class, source.config)
+    if language is not None:
+        config_class, content = language
+        source = replace(source, config=content)
     config = _build(config_class, source)
     _check_heads(config, source.config, source.name)
     return config
@@ -181,6 +186,30 @@ def _check_complete(
             raise _incomplete(field, config_class, name)
     if config_class.sub_configs and not any(key.endswith(_WIDTH_ENDS) for key in given):
         raise _incomplete("text_config", config_class, name)
+
+
+def _language_only(
+    config_class: type[PretrainedConfig], config: Mapping[str, Any]
+) -> tuple[type[PretrainedConfig], dict[str, Any]] | None:
+    """Class and content of the language model, where a file gives no more of a composite model.
+
+    Its class would take the vision tower (and, of a flat file, even the language model) from its
+    defaults: sizes of another model. None for a complete file.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    parts = config_class.sub_configs
+    if not {"text_config", "vision_config"} <= set(parts) or "vision_config" in config:
+        return None
+    nested = config.get("text_config")
+    content = dict(nested if isinstance(nested, Mapping) else config)
+    content.pop("architectures", None)
+    text_class = parts["text_config"]
+    content["model_type"] = text_class.model_type
+    if text_class.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        # Only the composite has a head; its vision tower then has the class's own size.
+        return config_class, {"model_type": config["model_type"], "text_config": content}
+    return text_class, content
 
 
 def _incomplete(field: str, config_class: type[PretrainedConfig], name: str) -> HymellError:
