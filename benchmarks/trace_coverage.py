@@ -45,12 +45,16 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds per case")
     parser.add_argument("--configs", type=Path, default=ROOT.parent / "shared/data/hf-configs")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs/coverage.md")
-    parser.add_argument("--json", type=Path, help="also write the raw results here")
+    parser.add_argument(
+        "--json", type=Path, help="keep the raw results here; kinds not run are taken from it"
+    )
     options = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     # The cases are forks of this process: what every trace imports is imported here, once.
     run_case("families", "llama", options.configs)
     results: dict[str, list[dict[str, Any]]] = {}
+    if options.json and options.json.is_file():
+        results = json.loads(options.json.read_text())
     for kind in options.only.split(","):
         names = [name for name in case_names(kind, options.configs) if options.match in name]
         results[kind] = run_cases(kind, names, options)

@@ -76,7 +76,7 @@ def topk(op: Op, flow: Dataflow) -> RowReduce:
 _REDUCTIONS = """
 sum mean var var_mean std std_mean amax amin max min argmax argmin prod any all nansum count_nonzero
 linalg_vector_norm norm cumsum cumprod cummax cummin logcumsumexp aminmax histc bincount unique2
-_unique2 renorm
+_unique2 renorm _is_all_true _is_any_true
 """
 
 
