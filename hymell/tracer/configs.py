@@ -201,6 +201,9 @@ def _language_only(
     parts = config_class.sub_configs
     if not {"text_config", "vision_config"} <= set(parts) or "vision_config" in config:
         return None
+    if not hasattr(parts["text_config"], "model_type"):
+        # Any language model may stand there, so the file has to say which.
+        return None
     nested = config.get("text_config")
     content = dict(nested if isinstance(nested, Mapping) else config)
     content.pop("architectures", None)
