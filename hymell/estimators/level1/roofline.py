@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hymell.estimators.base import COMPUTE, MEMORY, KernelTime
+from hymell.estimators.base import COMPUTE, MEMORY, KernelTime, Origin
 from hymell.hardware import Gpu
 from hymell.op_registry.primitives import Primitive, Value
 
@@ -54,6 +54,14 @@ class Roofline:
         compute_s = np.maximum(matrix_s, vector_s)
         regime = np.where(compute_s > memory_s, COMPUTE, MEMORY)
         return KernelTime(np.maximum(compute_s, memory_s), regime)
+
+    def describe(self, gpu: Gpu) -> str:
+        """The form in words, for a report's assumptions."""
+        return f"{self.name}, data-sheet peaks of {gpu.display_name}"
+
+    def origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
+        """The data sheet, whatever the primitive."""
+        return Origin(self.name)
 
     def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, Value, Value]:
         """The three limits; their maximum is the time."""
