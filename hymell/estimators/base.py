@@ -24,23 +24,41 @@ from hymell.workload import Precision
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-#: What bounds a kernel; an estimator's regime codes are positions in this tuple.
-REGIMES = ("compute", "memory", "launch")
-COMPUTE, MEMORY, LAUNCH = range(len(REGIMES))
+#: What bounds a kernel; an estimator's regime codes are positions in this tuple. Balanced: neither
+#: compute nor memory takes 1.5 times as long as the other.
+REGIMES = ("compute", "memory", "launch", "balanced-memory", "balanced-compute")
+COMPUTE, MEMORY, LAUNCH, BALANCED_MEMORY, BALANCED_COMPUTE = range(len(REGIMES))
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Device seconds of one execution and the regime code (into `REGIMES`), per workload."""
+    """Device seconds of one execution and the regime code (into `REGIMES`), per workload.
+
+    ``in_range``: True where a fitted estimator has seen sizes on every side of these.
+    """
 
     time_s: Value
     regime: Value
+    in_range: Value = False
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What prices a primitive: the estimator's name, and the measurements behind it, if any.
+
+    ``calibration`` names them ("h100-sxm, vllm 0.24.0"; "" for none); ``calibrated`` is True where
+    they were taken on the GPU that is priced, False where they are transferred from another.
+    """
+
+    estimator: str
+    calibration: str = ""
+    calibrated: bool = False
 
 
 class Estimator(Protocol):
     """Prices primitives on a GPU; stateless, so that one instance serves every workload.
 
-    ``calibrated`` says that the coefficients were fitted on measurements.
+    ``calibrated`` says that coefficients were fitted on measurements of the GPU it prices.
     """
 
     @property
@@ -53,6 +71,12 @@ class Estimator(Protocol):
 
     def time(self, primitive: Primitive, gpu: Gpu) -> KernelTime:
         """Time and regime of a primitive whose sizes are numbers or arrays."""
+
+    def describe(self, gpu: Gpu) -> str:
+        """What prices the kernels of this GPU, in a line for a report's assumptions."""
+
+    def origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
+        """What prices this kind of primitive; its sizes need not be known yet."""
 
     def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, ...] | None:
         """Seconds whose maximum is the time, each polynomial where the primitive's costs are.

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from hymell.cost_report import BlockCost, Coverage, KernelCost
-from hymell.estimators.base import REGIMES, Deployment, Estimator
+from hymell.estimators.base import REGIMES, Deployment
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.rollup import KernelDetail
 from hymell.op_registry.kernels import Kernel
@@ -52,6 +52,7 @@ def _kernel_cost(
 ) -> KernelCost:
     kernel, sums = detail.kernel, detail.sums
     time_s, busy_s = _number(sums.time_s), _number(sums.busy_s)
+    origin = model.estimator.origin(kernel.primitive, model.gpu)
     return KernelCost(
         phase=phase,
         name=kernel.name,
@@ -71,8 +72,11 @@ def _kernel_cost(
         energy_j=float(power.energy_j(time_s, busy_s)),
         share_of_time=0.0,
         regime=REGIMES[int(_number(detail.regime))],
-        estimator=model.estimator.name,
+        estimator=origin.estimator,
         understood=kernel.understood,
+        calibration=origin.calibration,
+        calibrated=origin.calibrated,
+        in_range=bool(_number(detail.in_range)),
     )
 
 
@@ -119,9 +123,7 @@ def block_costs(kernels: Iterable[KernelCost]) -> tuple[BlockCost, ...]:
     return tuple(blocks)
 
 
-def coverage(
-    lowered: Iterable[Kernel], costs: Sequence[KernelCost], estimator: Estimator
-) -> Coverage:
+def coverage(lowered: Iterable[Kernel], costs: Sequence[KernelCost]) -> Coverage:
     """How much is understood, over both phases; ops are counted with their repeats.
 
     The FLOPs of an op that nobody registered are not known and count as none; its bytes are.
@@ -140,7 +142,9 @@ def coverage(
         understood_share_of_ops=_share(known, ops),
         understood_share_of_flops=_share(sum(c.flops for c in costs if c.understood), flops),
         understood_share_of_bytes=_share(sum(c.bytes for c in costs if c.understood), moved),
-        calibrated_share_of_time=1.0 if estimator.calibrated else 0.0,
+        calibrated_share_of_time=_share(
+            sum(c.time_s for c in costs if c.calibrated), sum(c.time_s for c in costs)
+        ),
         unknown=tuple((n, times, _share(size, moved)) for n, (times, size) in unknown.items()),
     )
 

@@ -193,7 +193,7 @@ def predict_graph(
         decode=decode,
         memory=memory,
         parameters={"total": graph.facts.parameters, "active": graph.facts.active_parameters},
-        coverage=coverage(lowered, kernels, model.estimator),
+        coverage=coverage(lowered, kernels),
         blocks=block_costs(kernels),
         kernels=kernels,
         assumptions=_assumptions(model, workload, skew, power, lowered),
@@ -266,7 +266,7 @@ def _assumptions(
             f"{overheads.host_s_per_launch * 1e6:g} us of host per launch ({host}), "
             f"{overheads.gap_s * 1e6:g} us between kernels, {overheads.step_s * 1e6:g} us per step"
         ),
-        "kernels": f"{model.estimator.name}, data-sheet peaks of {model.gpu.display_name}",
+        "kernels": model.estimator.describe(model.gpu),
         "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
         "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
         "energy": power.describe(),
@@ -291,6 +291,7 @@ def _warnings(
     model: Deployment, workload: Workload, kernels: Iterable[Kernel], skew: float
 ) -> Iterable[str]:
     facts = model.graph.facts
+    yield from facts.notes
     length = workload.output if model.encoder_decoder else workload.prompt + workload.output
     if facts.max_context is not None and length > facts.max_context:
         yield (

@@ -12,13 +12,13 @@ L = 1 .. output - 1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
 
 from hymell.errors import HymellError
-from hymell.estimators.base import LAUNCH, Array, Deployment, Mask
+from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import busy_terms
 from hymell.estimators.sums import Samples, sum_over_steps
 from hymell.graph import Phase, Range, Region
@@ -97,13 +97,14 @@ class PhaseTotals:
 
 @dataclass(frozen=True, slots=True)
 class KernelDetail:
-    """A kernel's sums in the region ``region`` of the graph, with its regime code."""
+    """A kernel's sums in the region ``region`` of the graph, and what holds at its middle step."""
 
     region: int
     kernel: Kernel
     steps: Array
     sums: KernelSums
     regime: Array
+    in_range: Mask
 
 
 def prefill_totals(
@@ -302,8 +303,12 @@ def _add_region(
         totals.busy_s[rows] += sums.busy_s
         kernel_s += sums.time_s
         if details is not None:
-            regime = _regime(kernel, model, steps, sums)
-            details.append(KernelDetail(index, kernel, steps.count, sums, regime))
+            priced = _middle(kernel, model, steps, sums)
+            details.append(
+                KernelDetail(
+                    index, kernel, steps.count, sums, priced.regime, np.asarray(priced.in_range)
+                )
+            )
     device_s = kernel_s + gaps_s * steps.count
     host_s = launches * model.engine.overheads.host_s_per_launch
     if phase == "decode" and model.engine.overheads.cuda_graphs_in_decode:
@@ -316,13 +321,13 @@ def _add_region(
     totals.launches[rows] += launches * steps.count
 
 
-def _regime(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -> Array:
-    """Regime at the middle step; launch where the gap after the kernel outlasts it."""
+def _middle(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -> KernelTime:
+    """The middle step priced; its regime is launch where the gap after the kernel outlasts it."""
     middle = at(kernel.primitive, steps.B, steps.S, (steps.first + steps.last) / 2)
     priced = model.estimator.time(middle, model.gpu)
     executions = kernel.repeat * steps.count
     gaps_s = executions * kernel.launches * model.engine.overheads.gap_s
-    return np.where(sums.time_s < gaps_s, LAUNCH, priced.regime)
+    return replace(priced, regime=np.where(sums.time_s < gaps_s, LAUNCH, priced.regime))
 
 
 def _stalls(

@@ -1,0 +1,268 @@
+"""What is fitted from the tables: for each op, where its rows, sizes, hold-outs and forms are.
+
+To add an op, give it a module in `hymell.measure.splits` with ``dims(table)`` (sizes as the form
+names them) and ``splits(table)``, forms in `hymell.estimators.level1.catalog`, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hymell.errors import HymellError
+from hymell.estimators.level1 import catalog
+from hymell.estimators.level1.form import Dims, Form
+from hymell.measure.judging import Recipe, Split
+from hymell.measure.readers import read
+from hymell.measure.table import Table
+
+#: Fewest rows that an estimator is fitted on.
+FEWEST_ROWS: Final = 40
+
+#: Whose norms, activations and embeddings stand for a serving engine's, best first: they are the
+#: same few CUDA kernels everywhere.
+PLAIN: Final = ("vidur", "vllm", "llmservingsim")
+
+#: Latent attention is FlashMLA's or FlashInfer's kernel under every engine.
+ANY_ENGINE: Final = ("sglang", "trtllm", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One op of calibrations.
+
+    ``table``: the op of the tables it is read from, of which ``rows`` are taken; ``module``: its
+    hold-outs in `hymell.measure.splits`; ``forms``: names in the catalog, ``{dtype}`` filled in,
+    the default first, then baselines; ``variant``: the label that tells estimators of one format
+    apart; ``borrowed``: whose rows stand for a library that has none of its own; ``earned``: the
+    correction is tried on held-out groups (``groups(table)`` of the module) first.
+    """
+
+    op: str
+    table: str
+    module: str
+    forms: tuple[str, ...]
+    variant: str = ""
+    rows: Mapping[str, object] = field(default_factory=dict)
+    borrowed: tuple[str, ...] = ()
+    recipe: Recipe = field(default_factory=Recipe)
+    earned: bool = False
+
+    def function(self, name: str) -> Callable[[Table], Any]:
+        """A function of the op's module in `hymell.measure.splits`."""
+        module = import_module(f"hymell.measure.splits.{self.module}")
+        found: Callable[[Table], Any] = getattr(module, name)
+        return found
+
+
+#: Row kernels repeat to about 1%: a tighter loss, and weaker priors.
+_ROWS: Final = Recipe(f_scale=0.03, ridge=0.005)
+
+#: Tables of collectives have some sixty rows.
+_LINES: Final = Recipe(corrected=False)
+
+OPERATORS: Final = (
+    Operator(
+        "gemm",
+        "gemm",
+        "gemm",
+        ("tile-{dtype}",),
+        borrowed=("vidur", "llmservingsim"),
+        recipe=Recipe(f_scale=0.05),
+    ),
+    Operator("attention_prefill", "attention_prefill", "attention", ("flash-tiles",), "kv_dtype"),
+    Operator("attention_decode", "attention_decode", "attention", ("split-keys",), "kv_dtype"),
+    Operator("encoder_attention", "encoder_attention", "attention", ("flash-tiles",), "kv_dtype"),
+    Operator(
+        "rms_norm",
+        "rms_norm",
+        "row_ops",
+        ("row-wave", "three-regime"),
+        "kernel",
+        borrowed=PLAIN,
+        recipe=_ROWS,
+    ),
+    Operator("layer_norm", "layer_norm", "row_ops", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
+    Operator(
+        "softmax",
+        "softmax",
+        "row_ops",
+        ("softmax-wave", "three-regime"),
+        recipe=_ROWS,
+    ),
+    Operator(
+        "pointwise",
+        "pointwise",
+        "pointwise",
+        ("elementwise",),
+        "kernel",
+        borrowed=PLAIN,
+        recipe=_ROWS,
+    ),
+    Operator("embedding", "embedding", "pointwise", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
+    Operator("rope", "rope", "pointwise", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
+    Operator(
+        "mla_prefill", "mla_prefill", "mla", ("flash-tiles",), "kv_dtype", borrowed=ANY_ENGINE
+    ),
+    Operator("mla_decode", "mla_decode", "mla", ("absorbed",), "kv_dtype", borrowed=ANY_ENGINE),
+    Operator(
+        "moe",
+        "moe",
+        "moe",
+        ("moe-tile-{dtype}",),
+        "kernel",
+        recipe=Recipe(bound=0.7, ridge=5e-4),
+        earned=True,
+    ),
+    *(
+        Operator(op, op, "scan", (f"scan-{form}",), "phase", rows={"phase": phase})
+        for op in ("gdn", "kda", "mamba2")
+        for phase, form in (("context", "chunked"), ("generation", "recurrent"))
+    ),
+    *(
+        Operator(
+            "conv1d",
+            "conv1d",
+            "scan",
+            ("causal-conv1d",),
+            "phase",
+            rows={"phase": phase, "family": "gdn"},
+        )
+        for phase in ("context", "generation")
+    ),
+    *(
+        Operator(op, op, "collective", ("three-lines",), borrowed=("nccl",), recipe=_LINES)
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+    ),
+    Operator(
+        "custom_all_reduce",
+        "custom_all_reduce",
+        "collective",
+        ("three-lines",),
+        "kernel",
+        recipe=_LINES,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one estimator: of one op, library, version, format and variant."""
+
+    operator: Operator
+    dtype: str
+    variant: str
+    table: Table
+
+    @property
+    def library(self) -> str:
+        """Whose kernels they are."""
+        return str(self.table["library"][0])
+
+    @property
+    def version(self) -> str:
+        """Of the library."""
+        return str(self.table["version"][0])
+
+    @property
+    def source(self) -> str:
+        """Who measured."""
+        return str(self.table["source"][0])
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's upstream name, "" where the rows have several."""
+        names = np.unique(self.table["kernel"].astype(str))
+        return str(names[0]) if len(names) == 1 else ""
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """The default form, then baselines."""
+        found = []
+        for template in self.operator.forms:
+            form = catalog.find(self.operator.op, template.format(dtype=self.dtype))
+            if form is not None:
+                found.append(form)
+        return tuple(found)
+
+    @cached_property
+    def dims(self) -> Dims:
+        """The sizes of the rows, as the forms name them."""
+        return self.operator.function("dims")(self.table)  # type: ignore[no-any-return]
+
+    def splits(self) -> list[Split]:
+        """What is held out."""
+        return self.operator.function("splits")(self.table)  # type: ignore[no-any-return]
+
+    def groups(self) -> NDArray[np.int64] | None:
+        """The group of each row on which a correction has to earn its place; None for no trial."""
+        if not self.operator.earned:
+            return None
+        return self.operator.function("groups")(self.table)  # type: ignore[no-any-return]
+
+
+def rows_of(operator: Operator, gpu: str, library: str, root: Path | None = None) -> Iterator[Rows]:
+    """The rows that an op is fitted on: the newest version measured in bursts, per format.
+
+    A version with only long runs stands in where there is no other. Nothing for an op without
+    rows on this GPU.
+    """
+    for name in dict.fromkeys((library, *operator.borrowed)):
+        try:
+            table = read(operator.table, gpu, name, root=root)
+        except HymellError:
+            continue
+        table = table.where(**operator.rows)
+        found = list(_newest(operator, table))
+        if found:
+            yield from found
+            return
+
+
+def _newest(operator: Operator, table: Table) -> Iterator[Rows]:
+    for dtype in np.unique(table["dtype"].astype(str)):
+        mine = table.where(dtype=dtype)
+        bursts = {
+            str(v): not mine["sustained"][mine["version"] == v].all()
+            for v in np.unique(mine["version"].astype(str))
+        }
+        chosen = mine.where(version=max(bursts, key=lambda v: (bursts[v], _natural(v))))
+        for variant, part in _variants(operator, chosen):
+            rows = Rows(operator, str(dtype), variant, part)
+            if len(part) >= FEWEST_ROWS and rows.forms:
+                yield rows
+
+
+def _variants(operator: Operator, table: Table) -> Iterator[tuple[str, Table]]:
+    """Rows by label; of several kernels for one thing the one with most rows is "" (the usual)."""
+    if not operator.variant:
+        yield "", table
+        return
+    names, counts = np.unique(table[operator.variant].astype(str), return_counts=True)
+    usual = str(names[counts.argmax()]) if operator.variant == "kernel" else None
+    for name in names:
+        part = table.where(**{operator.variant: name})
+        yield "" if name == usual else str(name), part
+
+
+def _natural(version: str) -> tuple[tuple[int, str], ...]:
+    """Order of versions: numbers by value."""
+    parts: list[tuple[int, str]] = []
+    digits = ""
+    for character in f"{version}.":
+        if character.isdigit():
+            digits += character
+            continue
+        if digits:
+            parts.append((int(digits), ""))
+        digits = ""
+        if character.isalpha():
+            parts.append((-1, character))
+    return tuple(parts)

@@ -1,0 +1,148 @@
+"""What is held out of the attention tables, and which tables there are.
+
+Two grains of head configuration: ``heads`` holds out (heads, kv_heads, head_dim) with every window,
+``configs`` (heads, kv_heads, head_dim, window), so that the same heads may have been seen under
+another window. Every batch and length goes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hymell.dtypes import bytes_per_element
+from hymell.errors import HymellError
+from hymell.measure.table import Table
+
+Mask = NDArray[np.bool_]
+#: (name, rows to fit on, rows to judge on)
+Split = tuple[str, Mask, Mask]
+
+SEEDS: Final = (0, 1, 2)
+_HELD_SHARE: Final = 0.2
+#: Longest lengths fitted on when the longest are held out.
+_TRAINED_LENGTH: Final = {
+    "attention_prefill": 4096,
+    "encoder_attention": 4096,
+    "attention_decode": 8192,
+}
+
+
+class Target(NamedTuple):
+    """One table to fit: an op on a GPU with a library, in a format of queries and of the cache."""
+
+    op: str
+    gpu: str
+    library: str
+    version: str
+    dtype: str
+    kv_dtype: str
+
+
+_WIDE: Final = (("bfloat16", "bfloat16"),)
+_CACHED: Final = (*_WIDE, ("bfloat16", "float8_e4m3"))
+_ALL: Final = (*_CACHED, ("float8_e4m3", "float8_e4m3"))
+
+_Formats = tuple[tuple[str, str], ...]
+_ENGINES: Final[tuple[tuple[str, str, str, _Formats, _Formats], ...]] = (
+    # gpu, library, version, formats of prefill, formats of decode
+    ("a100-sxm-80gb", "sglang", "0.5.10", _WIDE, _WIDE),
+    ("a100-sxm-80gb", "trtllm", "1.0.0", _WIDE, _WIDE),
+    ("a100-sxm-80gb", "vllm", "0.14.0", _WIDE, _WIDE),
+    ("b200-sxm", "sglang", "0.5.14", _ALL, _CACHED),
+    ("b200-sxm", "trtllm", "1.3.0rc15", _ALL, _CACHED),
+    ("b200-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
+    ("b200-sxm", "vllm", "0.22.0", _CACHED, _CACHED),
+    ("b200-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
+    ("h100-sxm", "sglang", "0.5.14", _ALL, _CACHED),
+    ("h100-sxm", "trtllm", "1.2.0rc5", _ALL, _CACHED),
+    ("h100-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
+    ("h100-sxm", "vllm", "0.19.0", _CACHED, _CACHED),
+    ("h100-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
+    ("h200-sxm", "sglang", "0.5.14", _ALL, _CACHED),
+    ("h200-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
+    ("h200-sxm", "vllm", "0.22.0", _CACHED, _CACHED),
+    ("h200-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
+    ("l40s", "sglang", "0.5.14", _ALL, _CACHED),
+    ("l40s", "trtllm", "1.3.0rc20", _ALL, _CACHED),
+    ("l40s", "vllm", "0.24.0", _CACHED, _CACHED),
+)
+
+_NO_ENCODER: Final = ("0.5.10", "1.0.0", "0.14.0", "1.2.0rc5", "0.19.0")
+#: GPU, library and version of the encoder tables; older versions have none.
+_ENCODERS: Final = tuple(
+    (gpu, library, version)
+    for gpu, library, version, _, _ in _ENGINES
+    if version not in _NO_ENCODER
+)
+
+TARGETS: Final[tuple[Target, ...]] = (
+    *(
+        Target("attention_prefill", gpu, library, version, dtype, kv_dtype)
+        for gpu, library, version, formats, _ in _ENGINES
+        for dtype, kv_dtype in formats
+    ),
+    *(
+        Target("attention_decode", gpu, library, version, dtype, kv_dtype)
+        for gpu, library, version, _, formats in _ENGINES
+        for dtype, kv_dtype in formats
+    ),
+    *(
+        Target("encoder_attention", *engine, dtype, kv_dtype)
+        for engine in _ENCODERS
+        for dtype, kv_dtype in _WIDE
+    ),
+)
+
+
+def dims(table: Table) -> dict[str, NDArray[np.float64]]:
+    """The sizes that the level-1 forms of attention take; benchmarks replay a warm L2 (cold 0)."""
+    sizes = {
+        name: table[name]
+        for name in ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "window")
+    }
+    return sizes | byte_dims(table)
+
+
+def byte_dims(table: Table) -> dict[str, NDArray[np.float64]]:
+    """Bytes per element of queries and of the cache, and ``cold`` 0."""
+    return {
+        "q_bytes": _bytes(table["dtype"]),
+        "kv_bytes": _bytes(table["kv_dtype"]),
+        "cold": np.zeros(len(table)),
+    }
+
+
+def _bytes(names: NDArray[np.object_]) -> NDArray[np.float64]:
+    formats, index = np.unique(names.astype(str), return_inverse=True)
+    return np.array([float(bytes_per_element(str(f))) for f in formats])[index]
+
+
+def splits(table: Table) -> list[Split]:
+    """Head configurations held out at both grains (one split per seed), then the longest lengths.
+
+    Raises HymellError for a table of another op.
+    """
+    if table.op not in _TRAINED_LENGTH:
+        raise HymellError(f"attention splits do not cut a table of {table.op}; use its own module")
+    heads = ("heads", "kv_heads", "head_dim")
+    held = [
+        *held_groups(table, heads, "heads"),
+        *held_groups(table, (*heads, "window"), "configs"),
+    ]
+    long = table["kv_len"] > _TRAINED_LENGTH[table.op]
+    return [*held, ("length", ~long, long)]
+
+
+def held_groups(table: Table, names: tuple[str, ...], label: str) -> Iterator[Split]:
+    """A fifth of the distinct values of ``names`` held out whole, by each of `SEEDS`."""
+    values = np.stack([table[name] for name in names], axis=1)
+    groups, index = np.unique(values, axis=0, return_inverse=True)
+    count = max(2, round(_HELD_SHARE * len(groups)))
+    for seed in SEEDS:
+        chosen = np.random.default_rng(seed).choice(len(groups), count, replace=False)
+        held = np.isin(index.reshape(-1), chosen)
+        yield f"{label}-{seed}", ~held, held
