@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test lint types format docs bench lock clean
+.PHONY: help setup report test lint types format docs bench accuracy gate calibrations lock clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -54,6 +54,15 @@ docs: $(INSTALLED) ## Renew the output that README and docs show
 bench: $(INSTALLED) ## The benchmarks: docs/speed.md in minutes, docs/coverage.md in an hour
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/trace_coverage.py
+
+accuracy: $(INSTALLED) ## Held-out errors of the estimators: docs/accuracy.md, hours at first
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_level1.py
+
+gate: $(INSTALLED) ## No estimator got worse on a fixed subset, two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_gate.py
+
+calibrations: $(INSTALLED) ## Refit every shipped calibration, hours
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrations.py
 
 lock: ## Pin requirements.lock anew from pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)-lock

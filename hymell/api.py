@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Progress: TypeAlias = Callable[[str], None]
+#: "auto", "none" or the file of a calibration.
+CalibrationChoice: TypeAlias = "str | os.PathLike[str]"
 Model: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | PretrainedConfig | nn.Module"
 
 
@@ -70,17 +72,22 @@ def trace(
         opaque=sorted(f"{c.__module__}.{c.__qualname__}={n}" for c, n in OPAQUE_MODULES.items()),
     )
     if use_cache and (kept := store.get(key)) is not None:
-        return kept.with_facts(name=source.name, notes=source.notes)
+        notes = tuple(dict.fromkeys((*source.notes, *kept.facts.notes)))
+        return kept.with_facts(name=source.name, notes=notes)
     say("importing torch and transformers")
     from hymell.tracer.assemble import scheme_of, trace_config
     from hymell.tracer.configs import to_config
 
     scheme = scheme_of(source.config, source.hf_quant)
+    config = to_config(source, trust_remote_code=trust_remote_code)
+    notes = source.notes
+    if config.model_type != source.config["model_type"]:
+        notes += (f"the config describes the language model alone ({config.model_type})",)
     graph = trace_config(
-        to_config(source, trust_remote_code=trust_remote_code),
+        config,
         source.name,
         scheme=scheme,
-        notes=source.notes,
+        notes=notes,
         trust_remote_code=trust_remote_code,
         logits_to_keep=logits_to_keep,
         opaque_modules=OPAQUE_MODULES,
@@ -147,6 +154,7 @@ def predict(
     price_per_hour: float | None = None,
     gco2_per_kwh: float | None = None,
     kv_pool_bytes: float | None = None,
+    calibration: CalibrationChoice = "auto",
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -160,15 +168,19 @@ def predict(
     (`hymell.hardware.find_gpu`) or a data-sheet JSON of your own; ``engine`` one of eager, compile,
     vllm, sglang, trtllm. ``dtype`` and ``kv_dtype`` override the checkpoint's formats; ``skew`` is
     the Zipf exponent of expert popularity (0: uniform); ``price_per_hour`` is in your money,
-    ``gco2_per_kwh`` in grams. A workload that does not fit returns a report with
+    ``gco2_per_kwh`` in grams. ``calibration`` "auto" prices kernels with what was fitted for the
+    engine on this GPU or its nearest relative, "none" with the data sheet alone, a file of `hymell
+    calibrate` with that. A workload that does not fit returns a report with
     ``memory.fits`` False and advice. Raises HymellError for bad input.
     """
+    from hymell.estimators.calibrated import choose
     from hymell.estimators.predict import predict_graph
     from hymell.hardware import find_gpu
     from hymell.op_registry.engines import get_engine
 
     precision = Precision.of(dtype, kv_dtype)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    estimator = choose(chosen_gpu, chosen_engine.name, calibration)
     graph = (
         model
         if isinstance(model, OpGraph)
@@ -192,4 +204,5 @@ def predict(
         price_per_hour=price_per_hour,
         gco2_per_kwh=gco2_per_kwh,
         kv_pool_bytes=kv_pool_bytes,
+        estimator=estimator,
     )

@@ -81,7 +81,9 @@ class KernelCost:
     """One kernel of a phase, all its repeats (and, in decode, all steps) together.
 
     ``sizes`` are the primitive's fields as formulas in B, S, L; ``regime`` says what bounds it
-    ("compute", "memory", "launch"); ``estimator`` names what priced it.
+    ("launch", "memory", "balanced-memory", "balanced-compute", "compute"); ``estimator`` names what
+    priced it, ``calibration`` the measurements behind that ("" for none). ``calibrated`` is True
+    where those were taken on this GPU, ``in_range`` where they surround the sizes of this kernel.
     """
 
     phase: str
@@ -104,6 +106,9 @@ class KernelCost:
     regime: str
     estimator: str
     understood: bool
+    calibration: str = ""
+    calibrated: bool = False
+    in_range: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,18 @@ def test_no_arguments_show_help(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["report"], ["ops"], ["kernels"], ["blocks"], ["gpus"], ["models"], ["cache", "info"]],
+    [
+        ["report"],
+        ["ops"],
+        ["kernels"],
+        ["blocks"],
+        ["gpus"],
+        ["models"],
+        ["cache", "info"],
+        ["calibrate"],
+        ["accuracy"],
+        ["data"],
+    ],
     ids=" ".join,
 )
 def test_every_help_text_has_examples(command: list[str], run: Run) -> None:
@@ -100,7 +111,7 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "report", MODEL, "--gpu", "a100", "--engine", "sglang", "--batch", "4", "--prompt", "10",
         "--output", "20", "--dtype", "fp8", "--kv-dtype", "fp8", "--routing-skew", "0.5",
         "--kv-pool-gb", "40", "--price-per-hour", "2.5", "--gco2-per-kwh", "300",
-        "--revision", "main", "--trust-remote-code", "--no-cache",
+        "--revision", "main", "--trust-remote-code", "--no-cache", "--calibration", "none",
     )  # fmt: skip
     assert (status, err) == (0, "")
     assert out.startswith(f"{MODEL}\n")
@@ -113,6 +124,7 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "kv_dtype": "fp8",
         "skew": 0.5,
         "kv_pool_bytes": 40e9,
+        "calibration": "none",
         "price_per_hour": 2.5,
         "gco2_per_kwh": 300.0,
         "revision": "main",
@@ -127,6 +139,7 @@ def test_report_defaults(api: FakeApi, run: Run) -> None:
     ((args, kwargs),) = api.called
     assert args == (MODEL, Workload(1, 1024, 128))
     assert (kwargs["gpu"], kwargs["engine"], kwargs["dtype"]) == ("h100-sxm", "vllm", None)
+    assert kwargs["calibration"] == "auto"
     assert kwargs["trust_remote_code"] is False
     assert kwargs["use_cache"] is True
 

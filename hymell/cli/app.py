@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import lists, ops, priced
+from hymell.cli import lists, measured, ops, priced
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -54,6 +54,7 @@ def _hymell(
 priced.register(app)
 ops.register(app)
 lists.register(app)
+measured.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

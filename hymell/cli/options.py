@@ -66,6 +66,16 @@ KvPool = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+Calibration = Annotated[
+    str,
+    typer.Option(
+        "--calibration",
+        metavar="auto|none|FILE",
+        help="What prices kernels: auto (fitted for this engine on this GPU or its nearest "
+        "relative), none (data sheet alone), or a file of `hymell calibrate`.",
+        rich_help_panel=_RUN,
+    ),
+]
 Price = Annotated[
     float | None,
     typer.Option("--price-per-hour", help="What the GPU costs per hour.", rich_help_panel=_NUMBERS),

@@ -13,7 +13,7 @@ from hymell.errors import HymellError
 from hymell.report import units
 from hymell.report.document import Column, Document, Fact, Facts, Notes, Table, View
 from hymell.report.kernel_text import formats_text, sizes_text
-from hymell.report.summary import setting
+from hymell.report.summary import priced_by, setting
 
 if TYPE_CHECKING:
     from hymell.hardware import Gpu
@@ -30,6 +30,7 @@ _KERNEL_COLUMNS = (
     Column("time_s", "Time", units.seconds, right=True),
     Column("share_of_time", "Share", units.share, right=True),
     Column("regime", "Bound by"),
+    Column("priced_by", "Priced by", whole=True),
 )
 
 
@@ -92,6 +93,7 @@ def _kernel_row(kernel: KernelCost) -> dict[str, Any]:
         "time_s": kernel.time_s,
         "share_of_time": kernel.share_of_time,
         "regime": kernel.regime,
+        "priced_by": priced_by(kernel),
     }
 
 

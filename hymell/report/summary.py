@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from hymell.cost_report import CostReport, KernelCost, PhaseCost
@@ -210,6 +210,32 @@ def assumptions(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key.replace('_', ' ')}: {units.text(value)}" for key, value in values.items())
 
 
+def priced_by(kernel: KernelCost) -> str:
+    """The estimator, and what to know about it: transferred, or beyond the sizes measured."""
+    words = []
+    if kernel.calibration and not kernel.calibrated:
+        words.append("transferred")
+    if kernel.calibration and not kernel.in_range:
+        words.append("out of range")
+    return f"{kernel.estimator} ({', '.join(words)})" if words else kernel.estimator
+
+
+def _measured_lines(report: CostReport) -> Iterator[str]:
+    """Whose measurements price which share of the time in kernels."""
+    total = sum(kernel.time_s for kernel in report.kernels)
+    shares: dict[str, float] = {}
+    beyond = 0.0
+    for kernel in report.kernels:
+        if kernel.calibration and total:
+            part = kernel.time_s / total
+            shares[kernel.calibration] = shares.get(kernel.calibration, 0.0) + part
+            beyond += 0.0 if kernel.in_range else part
+    for name, part in sorted(shares.items(), key=lambda item: -item[1]):
+        yield f"{units.share(part)} of the time: {name}"
+    if shares:
+        yield f"sizes beyond those measured: {units.share(beyond)} of the time"
+
+
 def coverage_lines(report: CostReport) -> tuple[str, ...]:
     """How much of the model is understood, and what is not."""
     coverage = report.coverage
@@ -217,8 +243,9 @@ def coverage_lines(report: CostReport) -> tuple[str, ...]:
         f"understood: {units.share(coverage.understood_share_of_ops)} of ops, "
         f"{units.share(coverage.understood_share_of_flops)} of FLOPs, "
         f"{units.share(coverage.understood_share_of_bytes)} of bytes",
-        f"priced by estimators fitted on measurements: "
+        f"priced by estimators fitted on measurements of this GPU: "
         f"{units.share(coverage.calibrated_share_of_time)} of the time",
+        *_measured_lines(report),
     ]
     lines += [
         f"not understood: {op}, {times:,} times, {units.share(part)} of bytes"
