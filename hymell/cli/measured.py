@@ -115,8 +115,12 @@ def accuracy(
         if wanted in (None, name) and library in (None, held)
     ]
     if not chosen:
-        there = ", ".join(f"{name} {held}" for name, held in available()) or "none"
-        raise HymellError(f"no such calibration is shipped; there are: {there}")
+        there = ", ".join(f"{name} {held}" for name, held in available())
+        if there:
+            raise HymellError(f"no such calibration is shipped; there are: {there}")
+        raise HymellError(
+            "this version ships no calibration; fit one from measurements with `hymell calibrate`"
+        )
     found = [shipped(name, held) for name, held in chosen]
     emit(accuracy_view([c for c in found if c is not None]), destination)
     return 0
