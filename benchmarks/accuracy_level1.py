@@ -204,6 +204,16 @@ def table_lines(found: list[dict[str, Any]], noise: Mapping[tuple[str, ...], flo
     return lines
 
 
+def shown_arguments() -> str:
+    """What the run was asked for, without the places of its files."""
+    asked = sys.argv[1:]
+    hidden = {
+        i + shift for i, a in enumerate(asked) if a in ("--cache", "--out") for shift in (0, 1)
+    }
+    kept = [argument for i, argument in enumerate(asked) if i not in hidden]
+    return f"`{' '.join(kept)}`" if kept else "everything that was measured"
+
+
 def page(
     found: list[dict[str, Any]],
     noise: Mapping[tuple[str, ...], float],
@@ -216,6 +226,9 @@ def page(
         "# Accuracy of the level-1 estimators",
         "",
         "Written by `make accuracy`; the figures are also in [accuracy.json](accuracy.json).",
+        f"This run: {shown_arguments()}. Some forms were developed with some of these tables in",
+        "view: [docs/estimators](estimators) says which.",
+        "",
         "Errors are % of the measured time, on rows that were held out of the fit: whole shapes",
         "(all m of a fifth of the weights' shapes, whole head or expert configurations, whole",
         "widths), and whole ranges (the longest lengths, the largest sizes). Seed 0 where a",
