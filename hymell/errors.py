@@ -20,12 +20,6 @@ class UnsupportedError(HymellError):
     """A known thing that hymell does not support yet, said by name."""
 
 
-class DoesNotFitError(HymellError):
-    """The workload needs more memory than the GPU has; the message says what would fit."""
-
-    exit_code = 1
-
-
 class NotUnderstoodError(HymellError):
     """``--strict`` met operators that nothing prices."""
 

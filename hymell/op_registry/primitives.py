@@ -58,6 +58,7 @@ class Gemm:
     """
 
     kind: ClassVar[str] = "gemm"
+    vector_flops: ClassVar[int] = 0
     m: Value
     n: Value
     k: Value
@@ -76,10 +77,6 @@ class Gemm:
     @property
     def flops_causal(self) -> Value:
         return self.flops
-
-    @property
-    def vector_flops(self) -> Value:
-        return 0
 
     @property
     def _b_bytes(self) -> Value:
@@ -225,6 +222,7 @@ class GroupedGemm:
     """One GEMM per group over ``m`` rows in total, uniform routing over ``groups``."""
 
     kind: ClassVar[str] = "grouped_gemm"
+    vector_flops: ClassVar[int] = 0
     m: Value
     n: Value
     k: Value
@@ -241,10 +239,6 @@ class GroupedGemm:
     @property
     def flops_causal(self) -> Value:
         return self.flops
-
-    @property
-    def vector_flops(self) -> Value:
-        return 0
 
     @property
     def active_groups(self) -> Value:
@@ -277,6 +271,7 @@ class Attention:
     """
 
     kind: ClassVar[str] = "attention"
+    weight_bytes: ClassVar[int] = 0
     batch: Value
     q_len: Value
     kv_len: Value
@@ -312,10 +307,6 @@ class Attention:
     def vector_flops(self) -> Value:
         """Softmax: about 5 operations per score."""
         return 5 * self.batch * self.heads * self.pairs
-
-    @property
-    def weight_bytes(self) -> Value:
-        return 0
 
     @property
     def kv_read(self) -> Value:
@@ -363,6 +354,8 @@ class Memory:
     """
 
     kind: ClassVar[str] = "pointwise"
+    flops: ClassVar[int] = 0
+    flops_causal: ClassVar[int] = 0
     role: str
     elements: Value
     bytes_read: Value
@@ -370,14 +363,6 @@ class Memory:
     weight_bytes: Value = 0
     vector_flops: Value = 0
     math: str = "fp32"
-
-    @property
-    def flops(self) -> Value:
-        return 0
-
-    @property
-    def flops_causal(self) -> Value:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +374,8 @@ class RowReduce:
     """
 
     kind: ClassVar[str] = "row_reduce"
+    flops: ClassVar[int] = 0
+    flops_causal: ClassVar[int] = 0
     role: str
     rows: Value
     cols: Value
@@ -398,37 +385,20 @@ class RowReduce:
     vector_flops: Value = 0
     math: str = "fp32"
 
-    @property
-    def flops(self) -> Value:
-        return 0
-
-    @property
-    def flops_causal(self) -> Value:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Gather:
     """``rows`` rows of ``cols`` read from a table (an embedding, an index) and written out."""
 
     kind: ClassVar[str] = "gather"
+    flops: ClassVar[int] = 0
+    flops_causal: ClassVar[int] = 0
+    vector_flops: ClassVar[int] = 0
     rows: Value
     cols: Value
     dtype: str = "bfloat16"
     from_weight: bool = True
     math: str = "fp32"
-
-    @property
-    def flops(self) -> Value:
-        return 0
-
-    @property
-    def flops_causal(self) -> Value:
-        return 0
-
-    @property
-    def vector_flops(self) -> Value:
-        return 0
 
     @property
     def _payload(self) -> Value:
@@ -452,6 +422,7 @@ class Conv:
     """A convolution as the GEMM it is: ``m`` positions, ``n`` channels out, ``k`` taps in."""
 
     kind: ClassVar[str] = "conv"
+    vector_flops: ClassVar[int] = 0
     m: Value
     n: Value
     k: Value
@@ -467,10 +438,6 @@ class Conv:
     @property
     def flops_causal(self) -> Value:
         return self.flops
-
-    @property
-    def vector_flops(self) -> Value:
-        return 0
 
     @property
     def weight_bytes(self) -> Value:
@@ -494,6 +461,7 @@ class Scan:
     """
 
     kind: ClassVar[str] = "scan"
+    vector_flops: ClassVar[int] = 0
     variant: str
     batch: Value
     length: Value
@@ -527,33 +495,20 @@ class Scan:
     def flops_causal(self) -> Value:
         return self.flops
 
-    @property
-    def vector_flops(self) -> Value:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """An op nobody registered: its bytes are known from its tensors, its FLOPs are not."""
 
     kind: ClassVar[str] = "unknown"
+    flops: ClassVar[int] = 0
+    flops_causal: ClassVar[int] = 0
+    vector_flops: ClassVar[int] = 0
     name: str
     bytes_read: Value
     bytes_written: Value
     weight_bytes: Value = 0
     math: str = "fp32"
-
-    @property
-    def flops(self) -> Value:
-        return 0
-
-    @property
-    def flops_causal(self) -> Value:
-        return 0
-
-    @property
-    def vector_flops(self) -> Value:
-        return 0
 
 
 Primitive: TypeAlias = (

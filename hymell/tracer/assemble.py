@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from hymell import quantization
 from hymell.dims import whole
-from hymell.dtypes import bytes_per_element, math_format
+from hymell.dtypes import math_format
 from hymell.graph import FORMAT_VERSION, ModelFacts, Op, Operand, OpGraph, Region
 from hymell.store import package_version
 from hymell.tracer.build import build_model
-from hymell.tracer.concrete import parameter_table, trace_once
+from hymell.tracer.concrete import parameter_table, stored_bytes, trace_once
 from hymell.tracer.fit import fit_regions
 from hymell.tracer.parts import split
 
@@ -190,19 +191,15 @@ def _facts(
     notes: tuple[str, ...],
 ) -> ModelFacts:
     config: Any = model.config
-    by_dtype: dict[str, float] = {}
     math: dict[str, str] = {}
-    total = 0
+    held: list[tuple[int, str]] = []
     for parameter, shape, dtype in parameter_table(model):
-        count = 1
-        for size in shape:
-            count *= size
         rule = scheme.rule(parameter, shape) if scheme else None
-        held = dtype if rule is None else rule.weights
+        held.append((prod(shape), dtype if rule is None else rule.weights))
         if rule is not None and rule.activations is not None:
             math[rule.weights] = math_format(rule.activations)
-        total += count
-        by_dtype[held] = by_dtype.get(held, 0.0) + count * bytes_per_element(held)
+    by_dtype = stored_bytes(held)
+    total = sum(count for count, _ in held)
     text = config.get_text_config(decoder=True)
     return ModelFacts(
         name=name,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hymell.dtypes import bytes_per_element
 from hymell.graph import Phase, Range, Region
 from hymell.tracer.capture import dtype_name
 from hymell.tracer.parts import Point, split, trace
@@ -122,6 +123,14 @@ def parameter_table(model: nn.Module) -> tuple[tuple[str, tuple[int, ...], str],
         (name, tuple(parameter.shape), dtype_name(parameter.dtype))
         for name, parameter in model.named_parameters()
     )
+
+
+def stored_bytes(held: Iterable[tuple[int, str]]) -> dict[str, float]:
+    """Bytes by stored dtype of (elements, dtype) pairs."""
+    total: dict[str, float] = {}
+    for elements, dtype in held:
+        total[dtype] = total.get(dtype, 0.0) + elements * bytes_per_element(dtype)
+    return total
 
 
 def count_parameters(model: nn.Module) -> int:

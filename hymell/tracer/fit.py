@@ -34,9 +34,6 @@ Box: TypeAlias = tuple[Range, Range, Range]
 
 _B, _S, _L = range(3)
 
-#: Where an axis that the model does not follow stands still.
-_FIXED: Point = (1, 1, 0)
-_LOWEST: Point = (1, 1, 0)
 #: Grid values of each axis, in the order they are used: without common factors, so that no two
 #: products of them coincide; odd and even, so that parity shows; above the conv kernels and below
 #: the windows in use, and no usual head count. B stays at the smallest values that are not special.

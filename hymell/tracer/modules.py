@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hymell.dtypes import bytes_per_element
 from hymell.errors import HymellError, TraceError
 from hymell.graph import FORMAT_VERSION, ModelFacts, OpGraph, Region
 from hymell.store import package_version
 from hymell.tracer.capture import dtype_name
-from hymell.tracer.concrete import count_parameters, parameter_table, trace_module
+from hymell.tracer.concrete import (
+    count_parameters,
+    parameter_table,
+    stored_bytes,
+    trace_module,
+)
 from hymell.tracer.fit import fit_regions
 
 
@@ -73,12 +78,7 @@ def trace_plain_module(
             f"sizes do not follow batch and tokens ({error}); priced at the example's "
             f"B={batch}, S={length or 1} only",
         )
-    by_dtype: dict[str, float] = {}
-    for _, shape, dtype in parameter_table(module):
-        count = 1
-        for size in shape:
-            count *= size
-        by_dtype[dtype] = by_dtype.get(dtype, 0.0) + count * bytes_per_element(dtype)
+    by_dtype = stored_bytes((prod(shape), dtype) for _, shape, dtype in parameter_table(module))
     total = count_parameters(module)
     first = next(iter(module.parameters()), tensors[0])
     facts = ModelFacts(

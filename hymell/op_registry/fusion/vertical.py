@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hymell.op_registry.plan import Group, Plan
@@ -153,6 +153,3 @@ def _connected(plan: Plan, members: list[int]) -> Iterable[list[int]]:
     for op in members:
         pieces.setdefault(find(op), []).append(op)
     return pieces.values()
-
-
-Rule = Callable[[Plan], Plan]
