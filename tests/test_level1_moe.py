@@ -12,9 +12,11 @@ from hymell.errors import HymellError
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1
 from hymell.estimators.level1.form import Coefficients, Form, Terms
-from hymell.estimators.level1.moe import FORMATS, MOE_DIMS, expert_dims, fit_moe, moe_dims, moe_form
+from hymell.estimators.level1.moe import FORMATS, MOE_DIMS, expert_dims, moe_dims, moe_form
 from hymell.estimators.level1.routing import BLOCKS, balanced, independent, loads, power_law
 from hymell.hardware import find_gpu
+from hymell.measure.judging import Effort, Recipe, fit
+from hymell.measure.operators import OPERATORS, Rows
 from hymell.measure.splits import moe as cut
 from hymell.measure.table import COMMON, Table, dims, labels
 from hymell.op_registry.primitives import Experts
@@ -194,7 +196,8 @@ def test_a_correction_stays_where_it_helps_on_unseen_families_only(useful: bool)
     else:
         error = np.exp(0.3 * generator.standard_normal(6))[families]
     time_s = at_priors().terms(sizes).time_s * error
-    fitted = fit_moe(of_few(2), H100, sizes, time_s, families, epochs=60, seeds=(0,))
+    effort = Effort(epochs=60, seeds=(0,))
+    fitted = fit(of_few(2), H100, sizes, time_s, effort, Recipe(bound=0.7), families)
     assert (fitted.correction_ is not None) == useful
 
 
@@ -264,10 +267,16 @@ def test_dims_of_a_table_follow_its_routing_and_the_gate_that_was_timed() -> Non
     assert stated["padded_16"][1] == 5 * np.ceil(64 * 8 / 5 / BLOCKS[0]) * BLOCKS[0]
 
 
-def test_groups_fall_back_to_configurations() -> None:
-    assert len(np.unique(cut.groups(table()))) == 5
-    few = table(hidden=np.full(40, 1024.0))
-    assert len(np.unique(cut.groups(few))) == 2
+def test_groups_are_families_or_finer_where_there_are_too_few() -> None:
+    moe = next(operator for operator in OPERATORS if operator.op == "moe")
+
+    def groups(few: Table) -> int:
+        return len(np.unique(Rows(moe, "bfloat16", "", few).groups()))
+
+    assert groups(table()) == 5
+    three = np.repeat([1.0, 2.0, 3.0, 3.0, 3.0], 8) * 1024
+    assert groups(table(hidden=three)) == 6
+    assert groups(table(hidden=np.full(40, 1024.0))) > 6
 
 
 def test_targets_are_distinct_and_name_gpus_and_formats_there_are() -> None:

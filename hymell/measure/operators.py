@@ -26,6 +26,9 @@ from hymell.measure.table import Table
 #: Fewest rows that an estimator is fitted on.
 FEWEST_ROWS: Final = 40
 
+#: Fewest shapes of which some can be held out and the rest still fitted.
+_FEWEST_GROUPS: Final = 4
+
 #: Whose norms, activations and embeddings stand for a serving engine's, best first: they are the
 #: same few CUDA kernels everywhere.
 PLAIN: Final = ("vidur", "vllm", "llmservingsim")
@@ -40,20 +43,21 @@ class Operator:
 
     ``table``: the op of the tables it is read from, of which ``rows`` are taken; ``module``: its
     hold-outs in `hymell.measure.splits`; ``forms``: names in the catalog, ``{dtype}`` filled in,
-    the default first, then baselines; ``variant``: the label that tells estimators of one format
-    apart; ``borrowed``: whose rows stand for a library that has none of its own; ``earned``: the
-    correction is tried on held-out groups (``groups(table)`` of the module) first.
+    the default first, then baselines; ``shapes``: the sizes that make one kernel's shape, coarse
+    to fine, whole ones of which a correction is tried on; ``variant``: the label that tells
+    estimators of one format apart; ``borrowed``: whose rows stand for a library that has none of
+    its own.
     """
 
     op: str
     table: str
     module: str
     forms: tuple[str, ...]
+    shapes: tuple[tuple[str, ...], ...] = ()
     variant: str = ""
     rows: Mapping[str, object] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
     recipe: Recipe = field(default_factory=Recipe)
-    earned: bool = False
 
     def function(self, name: str) -> Callable[[Table], Any]:
         """A function of the op's module in `hymell.measure.splits`."""
@@ -65,8 +69,15 @@ class Operator:
 #: Row kernels repeat to about 1%: a tighter loss, and weaker priors.
 _ROWS: Final = Recipe(f_scale=0.03, ridge=0.005)
 
+#: Some libraries switch to kernels that are many times slower, where no form has a step.
+_SWITCHING: Final = Recipe(bound=2.0)
+
 #: Tables of collectives have some sixty rows.
 _LINES: Final = Recipe(corrected=False)
+
+_HEADS: Final = (("heads", "kv_heads", "head_dim"), ("heads",))
+_WIDTH: Final = (("cols",),)
+_FAMILY: Final = ("hidden", "intermediate", "experts", "top_k")
 
 OPERATORS: Final = (
     Operator(
@@ -74,27 +85,56 @@ OPERATORS: Final = (
         "gemm",
         "gemm",
         ("tile-{dtype}",),
+        (("n", "k"),),
         borrowed=("vidur", "llmservingsim"),
-        recipe=Recipe(f_scale=0.05),
+        recipe=Recipe(bound=2.0, f_scale=0.05),
     ),
-    Operator("attention_prefill", "attention_prefill", "attention", ("flash-tiles",), "kv_dtype"),
-    Operator("attention_decode", "attention_decode", "attention", ("split-keys",), "kv_dtype"),
-    Operator("encoder_attention", "encoder_attention", "attention", ("flash-tiles",), "kv_dtype"),
+    Operator(
+        "attention_prefill",
+        "attention_prefill",
+        "attention",
+        ("flash-tiles",),
+        _HEADS,
+        "kv_dtype",
+        recipe=_SWITCHING,
+    ),
+    Operator(
+        "attention_decode",
+        "attention_decode",
+        "attention",
+        ("split-keys",),
+        _HEADS,
+        "kv_dtype",
+        recipe=_SWITCHING,
+    ),
+    Operator(
+        "encoder_attention",
+        "encoder_attention",
+        "attention",
+        ("flash-tiles",),
+        _HEADS,
+        "kv_dtype",
+        recipe=_SWITCHING,
+    ),
     Operator(
         "rms_norm",
         "rms_norm",
         "row_ops",
         ("row-wave", "three-regime"),
+        _WIDTH,
         "kernel",
         borrowed=PLAIN,
         recipe=_ROWS,
     ),
-    Operator("layer_norm", "layer_norm", "row_ops", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
+    Operator(
+        "layer_norm", "layer_norm", "row_ops", ("row-wave",), _WIDTH, borrowed=PLAIN, recipe=_ROWS
+    ),
     Operator(
         "softmax",
         "softmax",
         "row_ops",
         ("softmax-wave", "three-regime"),
+        _WIDTH,
         recipe=_ROWS,
     ),
     Operator(
@@ -102,27 +142,44 @@ OPERATORS: Final = (
         "pointwise",
         "pointwise",
         ("elementwise",),
+        (),
         "kernel",
         borrowed=PLAIN,
         recipe=_ROWS,
     ),
-    Operator("embedding", "embedding", "pointwise", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
-    Operator("rope", "rope", "pointwise", ("row-wave",), borrowed=PLAIN, recipe=_ROWS),
     Operator(
-        "mla_prefill", "mla_prefill", "mla", ("flash-tiles",), "kv_dtype", borrowed=ANY_ENGINE
+        "embedding", "embedding", "pointwise", ("row-wave",), _WIDTH, borrowed=PLAIN, recipe=_ROWS
     ),
-    Operator("mla_decode", "mla_decode", "mla", ("absorbed",), "kv_dtype", borrowed=ANY_ENGINE),
+    Operator("rope", "rope", "pointwise", ("row-wave",), _WIDTH, borrowed=PLAIN, recipe=_ROWS),
+    Operator(
+        "mla_prefill",
+        "mla_prefill",
+        "mla",
+        ("flash-tiles",),
+        _HEADS[1:],
+        "kv_dtype",
+        borrowed=ANY_ENGINE,
+    ),
+    Operator(
+        "mla_decode",
+        "mla_decode",
+        "mla",
+        ("absorbed",),
+        _HEADS[1:],
+        "kv_dtype",
+        borrowed=ANY_ENGINE,
+    ),
     Operator(
         "moe",
         "moe",
         "moe",
         ("moe-tile-{dtype}",),
+        (_FAMILY, (*_FAMILY, "tp", "ep")),
         "kernel",
-        recipe=Recipe(bound=0.7, ridge=5e-4),
-        earned=True,
+        recipe=Recipe(bound=0.7),
     ),
     *(
-        Operator(op, op, "scan", (f"scan-{form}",), "phase", rows={"phase": phase})
+        Operator(op, op, "scan", (f"scan-{form}",), (("heads",),), "phase", rows={"phase": phase})
         for op in ("gdn", "kda", "mamba2")
         for phase, form in (("context", "chunked"), ("generation", "recurrent"))
     ),
@@ -132,6 +189,7 @@ OPERATORS: Final = (
             "conv1d",
             "scan",
             ("causal-conv1d",),
+            (("channels",),),
             "phase",
             rows={"phase": phase, "family": "gdn"},
         )
@@ -146,6 +204,7 @@ OPERATORS: Final = (
         "custom_all_reduce",
         "collective",
         ("three-lines",),
+        (),
         "kernel",
         recipe=_LINES,
     ),
@@ -201,11 +260,17 @@ class Rows:
         """What is held out."""
         return self.operator.function("splits")(self.table)  # type: ignore[no-any-return]
 
-    def groups(self) -> NDArray[np.int64] | None:
-        """The group of each row on which a correction has to earn its place; None for no trial."""
-        if not self.operator.earned:
-            return None
-        return self.operator.function("groups")(self.table)  # type: ignore[no-any-return]
+    def groups(self) -> NDArray[np.int64]:
+        """The group of each row: a correction has to earn its place on whole ones.
+
+        Shapes as coarse as leave enough of them, else rows of equal sizes.
+        """
+        for names in (*self.operator.shapes, tuple(self.dims)):
+            sizes = [self.dims[n] if n in self.dims else self.table[n] for n in names]
+            distinct, index = np.unique(np.stack(sizes), axis=1, return_inverse=True)
+            if distinct.shape[1] >= _FEWEST_GROUPS:
+                break
+        return index.reshape(-1)
 
 
 def rows_of(operator: Operator, gpu: str, library: str, root: Path | None = None) -> Iterator[Rows]:

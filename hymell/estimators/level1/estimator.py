@@ -13,10 +13,9 @@ from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.form import Array, Choice, Dims, Form, Terms
 from hymell.estimators.mlp import Mlp
 
-#: Octaves outside the range seen over which the correction keeps its full weight, and by which it
-#: has faded: physics alone speaks beyond.
-_TRUSTED_OCTAVES = 1.0
-_FADED_OCTAVES = 4.0
+#: The correction has faded at this many times the octaves outside the range seen over which it
+#: keeps its full weight: physics alone speaks beyond.
+_FADED = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,8 @@ class Prediction:
     """What an estimator says of each row.
 
     ``spread`` is the standard deviation of log time that the estimator is unsure by; ``regime``
-    indexes `form.REGIMES`; ``in_range`` is True where every size lies in the range seen.
+    indexes `form.REGIMES`; ``in_range`` is True where every size lies in the range seen, nowhere
+    for coefficients that nothing was seen for.
     """
 
     time_s: Array
@@ -36,9 +36,12 @@ class Prediction:
 class Level1:
     """An analytical form with an optional bounded residual correction, for one device.
 
+    ``trusted_octaves`` is how far outside the range seen the correction keeps its full weight; at
+    four times that it has faded.
+
     Nothing happens in ``__init__``; ``fit`` sets ``coefficients_`` (by name), ``choice_``,
     ``ranges_`` (log2 bounds of each range dim), ``spread_`` (of the training residuals, in log
-    time), ``correction_`` (an `Mlp`, or None) and ``rows_``.
+    time), ``correction_`` (an `Mlp`, or None) and ``rows_`` (0: coefficients at their priors).
     """
 
     def __init__(
@@ -48,11 +51,12 @@ class Level1:
         *,
         corrected: bool = True,
         bound: float = 1.0,
-        hidden: Sequence[int] = (64, 64),
-        epochs: int = 250,
+        hidden: Sequence[int] = (32, 32, 32),
+        epochs: int = 80,
         seeds: Sequence[int] = (0, 1, 2),
         f_scale: float = 0.1,
         ridge: float = 0.05,
+        trusted_octaves: float = 1.0,
         seed: int = 0,
     ) -> None:
         self.form = form
@@ -64,6 +68,7 @@ class Level1:
         self.seeds = seeds
         self.f_scale = f_scale
         self.ridge = ridge
+        self.trusted_octaves = trusted_octaves
         self.seed = seed
 
     coefficients_: dict[str, float]
@@ -71,7 +76,7 @@ class Level1:
     ranges_: dict[str, tuple[float, float]]
     spread_: float
     correction_: Mlp | None
-    rows_: int
+    rows_: int = 0
 
     def fit(self, dims: Dims, time_s: Array) -> Self:
         """Fit to measured seconds; every discrete choice is tried on the training rows alone.
@@ -116,21 +121,28 @@ class Level1:
         }
         self.rows_ = len(time_s)
         self.correction_ = None
-        self.spread_ = 0.0
-        terms = self.terms(dims)
-        residual = np.log(time_s / self._floored(terms.time_s, dims))
         if self.corrected:
-            from hymell.estimators.training import train_mlp
+            return self.correct(dims, time_s)
+        return self._measure_spread(dims, time_s)
 
-            self.correction_ = train_mlp(
-                form.features(dims, terms, device),
-                residual,
-                hidden=self.hidden,
-                epochs=self.epochs,
-                seeds=self.seeds,
-                bound=self.bound,
-            )
-            residual = np.log(time_s / self.predict(dims).time_s)
+    def correct(self, dims: Dims, time_s: Array) -> Self:
+        """Train the correction of fitted coefficients, which stay as they are. Needs torch."""
+        from hymell.estimators.training import train_mlp
+
+        terms = self.terms(dims)
+        self.correction_ = train_mlp(
+            self.form.features(dims, terms, self.device),
+            np.log(time_s / self._floored(terms.time_s, dims)),
+            hidden=self.hidden,
+            epochs=self.epochs,
+            seeds=self.seeds,
+            bound=self.bound,
+        )
+        return self._measure_spread(dims, time_s)
+
+    def _measure_spread(self, dims: Dims, time_s: Array) -> Self:
+        self.spread_ = 0.0
+        residual = np.log(time_s / self.predict(dims).time_s)
         self.spread_ = float(np.sqrt(np.mean(residual**2)))
         return self
 
@@ -151,14 +163,16 @@ class Level1:
             log_ratio, disagreement = self.correction_.predict(
                 self.form.features(dims, terms, self.device)
             )
-            fade = np.clip(
-                (_FADED_OCTAVES - outside) / (_FADED_OCTAVES - _TRUSTED_OCTAVES), 0.0, 1.0
-            )
+            beyond = outside / self.trusted_octaves
+            fade = np.clip((_FADED - beyond) / (_FADED - 1.0), 0.0, 1.0)
             time_s = self._floored(time_s, dims) * np.exp(fade * log_ratio)
             spread = np.hypot(spread, disagreement)
         spread = spread * (1.0 + outside)
         return Prediction(
-            self._floored(time_s, dims), spread, terms.regime(), np.asarray(outside == 0)
+            self._floored(time_s, dims),
+            spread,
+            terms.regime(),
+            (outside == 0) & (self.rows_ > 0),
         )
 
     def _floored(self, time_s: Array, dims: Dims) -> Array:
@@ -186,6 +200,7 @@ class Level1:
             "spread": self.spread_,
             "rows": self.rows_,
             "corrected": self.correction_ is not None,
+            "trusted_octaves": self.trusted_octaves,
         }
 
     @classmethod
@@ -193,7 +208,12 @@ class Level1:
         cls, content: Mapping[str, object], form: Form, device: Device, correction: Mlp | None
     ) -> Self:
         """The inverse of `to_dict`; KeyError or TypeError when the content is not of that shape."""
-        made = cls(form, device, corrected=correction is not None)
+        made = cls(
+            form,
+            device,
+            corrected=correction is not None,
+            trusted_octaves=float(content["trusted_octaves"]),  # type: ignore[arg-type]
+        )
         coefficients = content["coefficients"]
         assert isinstance(coefficients, Mapping)
         made.coefficients_ = {

@@ -51,6 +51,8 @@ def fit_log(
         residuals,
         centre,
         bounds=(centre - bound, centre + bound),
+        # Finer steps change predictions by less than any table repeats to.
+        ftol=1e-5,
         max_nfev=max_evaluations,
         x_scale="jac",
     )

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from hymell.dtypes import bytes_per_element
 from hymell.errors import HymellError
 from hymell.estimators.level1.device import Device
-from hymell.estimators.level1.estimator import Level1
 from hymell.estimators.level1.form import (
     Array,
     Choice,
@@ -321,71 +320,3 @@ def moe_form(dtype: str) -> Form:
         choices=tuple({"rule": rule} for rule in (*_RULES, "fastest")),
         source="grouped tiles in waves beside an L2/HBM roofline; docs/estimators/moe.md",
     )
-
-
-def fit_moe(
-    form: Form,
-    device: Device,
-    dims: Dims,
-    time_s: Array,
-    groups: NDArray[Any],
-    *,
-    epochs: int = 150,
-    seeds: tuple[int, ...] = (0, 1, 2),
-) -> Level1:
-    """A fitted estimator that has its correction only where an inner hold-out says that it helps.
-
-    ``groups`` (rows,) names the model family of each row, or its configuration where there are
-    fewer than four families. Two disjoint fifths of them (seed 0), all among the rows given, are
-    held out in turn: the correction stays if it takes a good part of the mean absolute error off
-    both together. Everything is then fitted to all rows.
-    """
-    names = np.random.default_rng(0).permutation(np.unique(groups))
-    size = max(1, round(0.2 * len(names)))
-    errors = np.zeros(2)
-    if len(names) >= _FEWEST_GROUPS:
-        for fold in (names[:size], names[size : 2 * size]):
-            held = np.isin(groups, fold)
-            inner = Level1(
-                form, device, epochs=epochs // 2, seeds=seeds[:1], bound=_BOUND, ridge=_RIDGE
-            )
-            chosen = _sample(np.flatnonzero(~held))
-            inner.fit(_rows(dims, chosen), time_s[chosen])
-            unseen = _rows(dims, held)
-            for index, corrected in enumerate((False, True)):
-                ratio = inner.predict(unseen, corrected=corrected).time_s / time_s[held]
-                errors[index] += np.abs(ratio - 1.0).sum()
-    final = Level1(
-        form,
-        device,
-        corrected=bool(errors[1] < _WORTHWHILE * errors[0]),
-        epochs=epochs,
-        seeds=seeds,
-        bound=_BOUND,
-        ridge=_RIDGE,
-    )
-    return final.fit(dims, time_s)
-
-
-#: Weak: the coefficients are many and the rows tell them apart; the prior only keeps those in
-#: place that a table does not show at all.
-_RIDGE = 5e-4
-#: Largest log correction.
-_BOUND = 0.7
-#: What the correction must leave of the inner error to stay. On H200 it left 0.65 where it held on
-#: unseen families (vllm) and 0.95 where it did not (trtllm).
-_WORTHWHILE = 0.85
-#: Fewest groups of which two can be held out.
-_FEWEST_GROUPS = 4
-#: Most rows of an inner fit, which only has to rank.
-_INNER_ROWS = 6000
-
-
-def _sample(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    if len(rows) <= _INNER_ROWS:
-        return rows
-    return np.sort(np.random.default_rng(0).choice(rows, _INNER_ROWS, replace=False))
-
-
-def _rows(dims: Dims, rows: NDArray[Any]) -> dict[str, Array]:
-    return {name: column[rows] for name, column in dims.items()}

@@ -138,10 +138,15 @@ def splits(table: Table) -> list[Split]:
 
 
 def held_groups(table: Table, names: tuple[str, ...], label: str) -> Iterator[Split]:
-    """A fifth of the distinct values of ``names`` held out whole, by each of `SEEDS`."""
+    """A fifth of the distinct values of ``names`` held out whole, by each of `SEEDS`.
+
+    Two are held out at least: nothing where that would leave none to fit on.
+    """
     values = np.stack([table[name] for name in names], axis=1)
     groups, index = np.unique(values, axis=0, return_inverse=True)
     count = max(2, round(_HELD_SHARE * len(groups)))
+    if count >= len(groups):
+        return
     for seed in SEEDS:
         chosen = np.random.default_rng(seed).choice(len(groups), count, replace=False)
         held = np.isin(index.reshape(-1), chosen)

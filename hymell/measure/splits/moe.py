@@ -275,14 +275,6 @@ def families(table: Table) -> NDArray[np.int64]:
     return _numbered(table, _FAMILY)
 
 
-def groups(table: Table) -> NDArray[np.int64]:
-    """Families, or configurations where there are too few of them: the groups of `fit_moe`."""
-    numbers = families(table)
-    if len(np.unique(numbers)) >= _FEWEST_FAMILIES:
-        return numbers
-    return _numbered(table, (*_FAMILY, "tp", "ep"))
-
-
 def splits(table: Table) -> list[Split]:
     """Configurations and whole families held out (one split per seed), then the most tokens.
 
