@@ -13,7 +13,10 @@ from hymell.estimators.mlp import Mlp
 Array = NDArray[np.float64]
 
 #: Fewest steps of a training: a small table is gone through more often.
-_FEWEST_STEPS = 2000
+_FEWEST_STEPS = 1500
+
+#: Steps at one learning rate: setting it takes as long as a fifth of a step.
+_STEPS_AT_A_RATE = 10
 
 
 def train_mlp(
@@ -21,7 +24,7 @@ def train_mlp(
     log_ratio: Array,
     *,
     hidden: Sequence[int] = (32, 32, 32),
-    epochs: int = 80,
+    epochs: int = 60,
     learning_rate: float = 1.6e-2,
     huber: float = 0.05,
     batch: int = 256,
@@ -63,10 +66,13 @@ def train_mlp(
             [values for layer in layers for values in layer], lr=learning_rate, fused=True
         )
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, max_lr=learning_rate, total_steps=epochs * steps + 1, pct_start=0.1
+            optimiser,
+            max_lr=learning_rate,
+            total_steps=epochs * steps // _STEPS_AT_A_RATE + 1,
+            pct_start=0.1,
         )
         loss = torch.nn.HuberLoss(delta=huber / spread)
-        for _ in range(epochs):
+        for epoch in range(epochs):
             order = torch.stack([torch.randperm(rows, generator=draw) for draw in draws])
             for step in range(steps):
                 chosen = order[:, step * size : (step + 1) * size]
@@ -80,7 +86,8 @@ def train_mlp(
                 error = len(seeds) * loss(output[..., 0], y[chosen])
                 error.backward()
                 optimiser.step()
-                schedule.step()
+                if (epoch * steps + step + 1) % _STEPS_AT_A_RATE == 0:
+                    schedule.step()
     finally:
         torch.set_num_threads(threads)
     return Mlp(

@@ -29,7 +29,7 @@ ROOFLINE_LAUNCH_S: Final = 3e-6
 _SCOUTED_ROWS: Final = 600
 
 #: A correction is tried on this many rows with one net of this many epochs.
-_TRIAL: Final = (12_000, 60)
+_TRIAL: Final = (8000, 40)
 
 #: Share of the error that a correction must leave at most in its trial to stay.
 _WORTHWHILE: Final = 0.95
@@ -40,7 +40,7 @@ _LARGEST: Final = 0.15
 #: Octaves beyond the range seen that a correction is trusted which made the largest rows better,
 #: and one which did not.
 _FAR: Final = 1.0
-_NEAR: Final = 0.25
+_NEAR: Final = 0.0
 
 #: (name, rows to fit on, rows to judge on)
 Split = tuple[str, NDArray[np.bool_], NDArray[np.bool_]]
@@ -51,7 +51,7 @@ class Effort:
     """How much a fit may cost: rows it sees at most, epochs and members of the correction."""
 
     rows: int = 24_000
-    epochs: int = 80
+    epochs: int = 60
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
@@ -68,7 +68,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Errors of one estimator on the held-out rows of one split, in % of the measured time.
+    """Errors of one estimator on the held-out rows of one split, in % of the measured.
 
     ``mape``, ``median``, ``p90`` and ``max`` are of the absolute errors, ``bias`` of the signed.
     """
@@ -206,14 +206,13 @@ def judge(rows: Rows, device: Device, split: Split, effort: Effort) -> Iterator[
     The forms after the first are baselines, judged without a correction; HYMELL's GEMM is another.
     """
     name, train, test = split
-    dims, time_s, groups = rows.dims, rows.table["time_s"], rows.groups()
-    held, measured = pick(dims, test), time_s[test]
+    dims, quantity, groups = rows.dims, rows.measured, rows.groups()
+    held, measured = pick(dims, test), quantity[test]
     forms = rows.forms
-    floor = forms[0].floor_s(held, device) + ROOFLINE_LAUNCH_S
-    yield score(name, "roofline", floor, measured)
+    yield score(name, "roofline", rows.data_sheet(device)[test], measured)
     if rows.operator.op == "gemm":
         regimes = FiveRegime(rows.dtype, device)
-        regimes.fit(pick(dims, train), time_s[train])
+        regimes.fit(pick(dims, train), quantity[train])
         yield score(name, "five-regime", regimes.predict(held).time_s, measured)
     for form in forms:
         main = form is forms[0]
@@ -221,7 +220,7 @@ def judge(rows: Rows, device: Device, split: Split, effort: Effort) -> Iterator[
             form,
             device,
             pick(dims, train),
-            time_s[train],
+            quantity[train],
             effort,
             rows.operator.recipe,
             groups[train],
@@ -244,7 +243,7 @@ def judge_all(
     """
     found: list[dict[str, Any]] = []
     for split in splits:
-        kept = None if cache is None else cache / f"{_fingerprint(rows, effort, split)}.json"
+        kept = None if cache is None else cache / f"{fingerprint(rows, effort, split)}.json"
         if kept is not None and kept.is_file():
             found += json.loads(kept.read_text(encoding="utf-8"))
             continue
@@ -256,7 +255,7 @@ def judge_all(
     return found
 
 
-def _fingerprint(rows: Rows, effort: Effort, split: Split) -> str:
+def fingerprint(rows: Rows, effort: Effort, split: Split) -> str:
     """A name for a result: readable words, then a digest of code, effort, data and hold-out."""
     table = rows.table
     words = (str(table["gpu"][0]), rows.library, rows.version, rows.operator.op, rows.dtype)
@@ -265,7 +264,7 @@ def _fingerprint(rows: Rows, effort: Effort, split: Split) -> str:
     for module in (*catalog.MODULES[rows.operator.op], "form", "estimator", "least_squares"):
         digest.update((_LEVEL1 / f"{module}.py").read_bytes())
     digest.update((_LEVEL1.parent / "training.py").read_bytes())
-    for values in (table["time_s"], split[1], split[2]):
+    for values in (rows.measured, split[1], split[2]):
         digest.update(np.ascontiguousarray(values).tobytes())
     return "-".join((*words, rows.variant, split[0], digest.hexdigest()[:12]))
 

@@ -25,6 +25,7 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_benchmarked,
     join,
     l2_miss,
 )
@@ -223,5 +224,6 @@ DECODE: Final = Form(
         for occupancy in (1, 2)
         for split, most in (("dynamic", 32), ("dynamic", 128), ("fill", 128), ("swapped", 128))
     ),
+    as_measured=as_benchmarked,
     source="Flash-Decoding; FlashAttention-3 (arXiv 2407.08608)",
 )

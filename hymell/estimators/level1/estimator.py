@@ -13,9 +13,9 @@ from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.form import Array, Choice, Dims, Form, Terms
 from hymell.estimators.mlp import Mlp
 
-#: The correction has faded at this many times the octaves outside the range seen over which it
-#: keeps its full weight: physics alone speaks beyond.
-_FADED = 4.0
+#: Octaves over which the correction fades: slowly enough that doubling a size still costs more.
+#: Physics alone speaks beyond.
+_FADING_OCTAVES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Prediction:
 class Level1:
     """An analytical form with an optional bounded residual correction, for one device.
 
-    ``trusted_octaves`` is how far outside the range seen the correction keeps its full weight; at
-    four times that it has faded.
+    ``trusted_octaves`` is how far outside the range seen the correction keeps its full weight;
+    three octaves further it has faded.
 
     Nothing happens in ``__init__``; ``fit`` sets ``coefficients_`` (by name), ``choice_``,
     ``ranges_`` (log2 bounds of each range dim), ``spread_`` (of the training residuals, in log
@@ -52,7 +52,7 @@ class Level1:
         corrected: bool = True,
         bound: float = 1.0,
         hidden: Sequence[int] = (32, 32, 32),
-        epochs: int = 80,
+        epochs: int = 60,
         seeds: Sequence[int] = (0, 1, 2),
         f_scale: float = 0.1,
         ridge: float = 0.05,
@@ -155,16 +155,20 @@ class Level1:
 
         No time is below the data-sheet floor. ``corrected`` False gives the analytical form alone.
         """
-        terms = self.terms(dims)
+        terms = asked = self.terms(dims)
         time_s = terms.time_s
+        seen = dims if self.form.as_measured is None else self.form.as_measured(dims)
+        if seen is not dims:
+            asked = self.terms(seen)
+            time_s = np.maximum(time_s, asked.time_s)
         outside = self._octaves_outside(dims)
         spread = np.full(len(time_s), self.spread_)
         if corrected and self.correction_ is not None:
             log_ratio, disagreement = self.correction_.predict(
-                self.form.features(dims, terms, self.device)
+                self.form.features(seen, asked, self.device)
             )
-            beyond = outside / self.trusted_octaves
-            fade = np.clip((_FADED - beyond) / (_FADED - 1.0), 0.0, 1.0)
+            beyond = outside - self.trusted_octaves
+            fade = np.clip(1.0 - beyond / _FADING_OCTAVES, 0.0, 1.0)
             time_s = self._floored(time_s, dims) * np.exp(fade * log_ratio)
             spread = np.hypot(spread, disagreement)
         spread = spread * (1.0 + outside)

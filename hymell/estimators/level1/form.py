@@ -71,8 +71,10 @@ class Form:
     ``evaluate(coefficients, dims, device, choice)`` gives `Terms`; ``floor_s(dims, device)`` is the
     data-sheet time that no prediction may undercut; ``features(dims, terms, device)`` gives the
     (rows, n) matrix that the residual correction sees: scale-free, bounded ratios and log terms.
-    ``dims`` names the sizes it needs, ``range_dims`` those whose range in the training data says
-    where the correction is trusted.
+    ``as_measured(dims)`` puts sizes in a state that no table has (caches and weights from HBM, as
+    in serving) into that of the tables, where the correction is asked; a cold kernel never costs
+    less. ``dims`` names the sizes it needs, ``range_dims`` those whose range in the training data
+    says where the correction is trusted.
     """
 
     name: str
@@ -84,7 +86,15 @@ class Form:
     floor_s: Callable[[Dims, Device], Array]
     features: Callable[[Dims, Terms, Device], Array]
     choices: tuple[Choice, ...] = ({},)
+    as_measured: Callable[[Dims], Dims] | None = None
     source: str = ""
+
+
+def as_benchmarked(dims: Dims) -> Dims:
+    """`Form.as_measured` where ``cold`` 1 is data from HBM, and 0 what a benchmark repeats."""
+    if not dims["cold"].any():
+        return dims
+    return {**dims, "cold": np.zeros_like(dims["cold"])}
 
 
 def join(a: Array, b: Array, power: float) -> Array:

@@ -29,6 +29,7 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_benchmarked,
     join,
     l2_miss,
 )
@@ -320,6 +321,7 @@ PREFILL: Final = Form(
         for absorbed in (False, True)
         for split in (False, True)
     ),
+    as_measured=as_benchmarked,
     source="DeepSeek-V2 (arXiv 2405.04434), FlashAttention-3 (arXiv 2407.08608)",
 )
 
@@ -335,6 +337,7 @@ DECODE: Final = Form(
     choices=tuple(
         {"rows": rows, "most_splits": most} for rows in (16, 64, 128) for most in (4, 128)
     ),
+    as_measured=as_benchmarked,
     source="DeepSeek-V2 (arXiv 2405.04434), FlashMLA",
 )
 

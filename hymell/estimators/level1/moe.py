@@ -34,6 +34,7 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_benchmarked,
     join,
     l2_miss,
 )
@@ -318,5 +319,6 @@ def moe_form(dtype: str) -> Form:
         floor_s=partial(_floor_s, weight_bytes=weight_bytes, math=math),
         features=_features,
         choices=tuple({"rule": rule} for rule in (*_RULES, "fastest")),
+        as_measured=as_benchmarked,
         source="grouped tiles in waves beside an L2/HBM roofline; docs/estimators/moe.md",
     )
