@@ -84,6 +84,8 @@ class KernelCost:
     ("launch", "memory", "balanced-memory", "balanced-compute", "compute"); ``estimator`` names what
     priced it, ``calibration`` the measurements behind that ("" for none). ``calibrated`` is True
     where those were taken on this GPU, ``in_range`` where they surround the sizes of this kernel.
+    ``energy_estimator`` ("power", "data sheet"), ``energy_calibration`` and ``energy_calibrated``
+    say the same of its energy, which takes the time as given.
     """
 
     phase: str
@@ -109,6 +111,9 @@ class KernelCost:
     calibration: str = ""
     calibrated: bool = False
     in_range: bool = False
+    energy_estimator: str = "data sheet"
+    energy_calibration: str = ""
+    energy_calibrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,7 @@ class Coverage:
     understood_share_of_bytes: float
     calibrated_share_of_time: float
     unknown: tuple[tuple[str, int, float], ...]
+    calibrated_share_of_energy: float = 0.0
 
     @property
     def complete(self) -> bool:

@@ -12,7 +12,6 @@ from hymell.estimators.base import Deployment
 from hymell.estimators.breakdown import coverage, kernel_costs
 from hymell.estimators.calibrated import Calibrated
 from hymell.estimators.calibration import Entry, assemble
-from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1 import catalog
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1
@@ -107,7 +106,7 @@ def test_kernels_say_what_priced_them(model: Deployment) -> None:
     one = np.array([1.0])
     details: list[KernelDetail] = []
     prefill_totals(model, one, one * 512, details)
-    costs = list(kernel_costs("prefill", details, model, PowerModel.of(H100)))
+    costs = list(kernel_costs("prefill", details, model))
     assert {cost.estimator for cost in costs} == {"tile-bfloat16", "flash-tiles", "elementwise"}
     assert {cost.calibration for cost in costs} == {"h100-sxm, vllm 1.0"}
     assert all(cost.calibrated and cost.in_range for cost in costs)
@@ -115,7 +114,7 @@ def test_kernels_say_what_priced_them(model: Deployment) -> None:
     assert whole.calibrated_share_of_time == pytest.approx(1.0)
     huge: list[KernelDetail] = []
     prefill_totals(model, one, one * 2**20, huge)
-    beyond = list(kernel_costs("prefill", huge, model, PowerModel.of(H100)))
+    beyond = list(kernel_costs("prefill", huge, model))
     assert not any(cost.in_range for cost in beyond if cost.name in ("proj", "attention"))
 
 
@@ -124,15 +123,15 @@ def test_no_part_of_the_time_counts_as_calibrated_on_another_gpu(estimator: Cali
     model = toy(estimator=elsewhere, engine=PLAIN)
     details: list[KernelDetail] = []
     prefill_totals(model, np.array([1.0]), np.array([64.0]), details)
-    costs = list(kernel_costs("prefill", details, model, PowerModel.of(H100)))
+    costs = list(kernel_costs("prefill", details, model))
     assert coverage([d.kernel for d in details], costs).calibrated_share_of_time == 0.0
     assert all(cost.calibration.startswith("transferred from h100-sxm") for cost in costs)
 
 
-def test_busy_time_never_exceeds_the_time(model: Deployment) -> None:
+def test_power_never_exceeds_the_tdp(model: Deployment) -> None:
     B = np.array([1.0, 64.0])
     steps = decode_totals(model, B, B * 16, B + 10)
-    assert (steps.busy_s <= steps.kernel_s * (1 + 1e-9)).all()
+    assert (steps.kernel_j <= H100.tdp_w * steps.kernel_s * (1 + 1e-9)).all()
 
 
 def test_sums_are_of_the_kernels_repeats(model: Deployment) -> None:

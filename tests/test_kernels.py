@@ -11,7 +11,7 @@ from hymell.graph import OpGraph
 from hymell.op_registry.engines import ENGINES, get_engine
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.lower import lower
-from hymell.op_registry.primitives import Attention, Gemm, Memory, RowReduce
+from hymell.op_registry.primitives import Attention, Gemm, Memory, RowReduce, at
 from hymell.workload import Precision
 
 LLAMA = "meta-llama/Meta-Llama-3-8B"
@@ -119,8 +119,6 @@ def test_fusion_never_loses_or_invents_work(llama: OpGraph, engine: str) -> None
 
 
 def _at(kernel: Kernel) -> object:
-    from hymell.op_registry.primitives import at
-
     return at(kernel.primitive, 2, 77, 0)
 
 
@@ -136,6 +134,43 @@ def test_fp8_weights_bring_quantise_kernels_and_fp8_math(llama: OpGraph) -> None
     assert gemms["gemm lm_head"].math == "bf16"
     quantised = sum(k.repeat for k in fp8 if k.name == "quantize_fp8")
     assert quantised == 4 * 32
+
+
+@pytest.mark.parametrize("engine", ["vllm", "eager"])
+def test_an_append_names_its_attention_and_what_it_only_copies(llama: OpGraph, engine: str) -> None:
+    append = next(k.primitive for k in kernels(llama, engine, "prefill") if "append" in k.name)
+    assert isinstance(append, Memory)
+    assert append.prepares is not None
+    attention = append.prepares.kernel
+    assert isinstance(attention, Attention)
+    assert (attention.heads, attention.kv_heads, attention.qk_dim) == (32, 8, 128)
+    priced = at(append, 2, 77, 0).prepares
+    assert priced is not None
+    assert priced.rows == 2 * 77
+    # vLLM rotates the keys on the way; only values come as they are. Read and written, 2 bytes.
+    width = 8 * 128 * (1 if engine == "vllm" else 2)
+    assert priced.copied_bytes == 2 * 2 * 2 * 77 * width
+
+
+def test_each_attention_has_its_own_append() -> None:
+    """T5 appends what the encoder left, once, before the attention that reads it."""
+    launched = kernels(hymell.trace("google-t5/t5-small"), "vllm", "prefill")
+    kinds = []
+    for kernel in launched:
+        if isinstance(kernel.primitive, Memory) and kernel.primitive.prepares is not None:
+            attention = kernel.primitive.prepares.kernel
+            assert isinstance(attention, Attention)
+            kinds.append((str(kernel.primitive.prepares.rows), attention.causal))
+    assert set(kinds) == {("B", True), ("B*S", False)}
+
+
+def test_a_conversion_names_its_product(llama: OpGraph) -> None:
+    fp8 = kernels(llama, "vllm", "prefill", weights="float8_e4m3")
+    conversion = next(k.primitive for k in fp8 if k.name == "quantize_fp8")
+    assert isinstance(conversion, Memory)
+    assert conversion.prepares is not None
+    assert isinstance(conversion.prepares.kernel, Gemm)
+    assert str(conversion.prepares.rows) == "B*S"
 
 
 def test_int4_is_weight_only(llama: OpGraph) -> None:

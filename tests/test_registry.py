@@ -17,7 +17,16 @@ from hymell.op_registry.engines import get_engine
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.lower import lower
 from hymell.op_registry.opaque import OPAQUE_MODULES
-from hymell.op_registry.primitives import Gemm, Memory, Primitive, RowReduce, Scan, Unknown
+from hymell.op_registry.primitives import (
+    Conv,
+    Conv1d,
+    Gemm,
+    Memory,
+    Primitive,
+    RowReduce,
+    Scan,
+    Unknown,
+)
 from hymell.op_registry.registry import find, functional, is_in_place, lowers, packet
 from hymell.op_registry.views import is_free, is_view
 
@@ -182,6 +191,62 @@ def test_rows_and_columns_of_a_reduction(
     reduced = cost(op(0, "aten.sum.dim_IntList", (given(4, 8),), out, **attrs))
     assert isinstance(reduced, RowReduce)
     assert (reduced.rows, reduced.cols) == (rows, cols)
+
+
+def test_a_step_of_a_convolution_shifts_its_state() -> None:
+    state = Operand(TensorSpec((8, 96, 4), "bfloat16"), "state", name="conv_states")
+    taps, new = weight(96, 4), given(8, 96, 1)
+    attrs = {"kernel": 4, "channels": 96}
+    name = "hymell.causal_conv1d"
+    step = cost(op(0, name, (new, state, taps), (8, 96, 1), mode="recurrent", **attrs))
+    assert isinstance(step, Conv1d)
+    assert (step.batch, step.length, step.channels, step.width) == (8, 1, 96, 4)
+    assert step.step
+    assert step.bytes_read == 2 * (8 * 96 + 8 * 96 * 4 + 96 * 4)
+    assert step.bytes_written == 2 * (8 * 96 + 8 * 96 * 4)
+    assert step.weight_bytes == 2 * 96 * 4
+    assert step.flops == 2 * 8 * 96 * 4
+    prompt = cost(op(0, name, (given(8, 96, 77), taps), (8, 96, 77), mode="chunk", **attrs))
+    assert isinstance(prompt, Conv1d)
+    assert (prompt.length, prompt.step) == (77, False)
+    assert prompt.flops == 2 * 8 * 77 * 96 * 4
+
+
+def _convolution(padding: int, taps: int, length: int = 77, **attrs: Any) -> Primitive:
+    inputs = (given(8, 96, length), weight(96, 1, taps))
+    left = length + 2 * padding - taps + 1
+    plain = {"stride": (1,), "dilation": (1,), "transposed": False, "groups": 96} | attrs
+    return cost(
+        op(0, "aten.convolution.default", inputs, (8, 96, left), padding=(padding,), **plain)
+    )
+
+
+@pytest.mark.parametrize(("padding", "length"), [(0, 74), (3, 77)])
+def test_a_depthwise_convolution_of_the_past_is_a_causal_one(padding: int, length: int) -> None:
+    found = _convolution(padding, 4)
+    assert isinstance(found, Conv1d)
+    assert (found.batch, found.length, found.channels, found.width) == (8, length, 96, 4)
+    assert found.bytes_read == 2 * (8 * 96 * 77 + 96 * 4)
+    assert not found.step
+    alone = _convolution(0, 4, length=4)
+    assert isinstance(alone, Conv1d)
+    assert alone.step
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"padding": 1, "taps": 3},
+        {"padding": 0, "taps": 31},
+        {"padding": 0, "taps": 4, "stride": (2,)},
+        {"padding": 0, "taps": 4, "dilation": (2,)},
+        {"padding": 0, "taps": 4, "groups": 1},
+        {"padding": 0, "taps": 4, "transposed": True},
+    ],
+    ids=["both sides", "wide", "strided", "dilated", "mixing", "transposed"],
+)
+def test_other_convolutions_are_products(changed: dict[str, Any]) -> None:
+    assert isinstance(_convolution(**changed), Conv)
 
 
 @torch.library.custom_op("hymelltest::mystery", mutates_args=())

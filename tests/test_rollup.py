@@ -49,7 +49,7 @@ def arrays(*values: int) -> tuple[np.ndarray, ...]:
 def every_step(model: Deployment, batch: int, prompt: int, output: int) -> dict[str, float]:
     """Decode priced at every whole L, each in the region that holds it, then added up."""
     total = dict.fromkeys((f.name for f in fields(PhaseTotals)), 0.0)
-    overheads = model.engine.overheads
+    overheads, power = model.engine.overheads, PowerModel.of(model.gpu)
     source, first = (1, prompt)
     if model.encoder_decoder:
         source, first = int(min(prompt, model.longest_source)), 1
@@ -64,13 +64,16 @@ def every_step(model: Deployment, batch: int, prompt: int, output: int) -> dict[
             busy_s = np.minimum(
                 time_s, np.max([t + 0 * time_s for t in busy_terms(p, model.gpu)], 0)
             )
+            joules = model.estimator.energy_j(p, model.gpu, time_s)
+            if joules is None:
+                joules = power.energy_j(time_s, busy_s)
             moved = p.bytes_read + p.bytes_written
             for name, value in (
                 ("flops", p.flops),
                 ("flops_causal", p.flops_causal),
                 ("bytes", moved),
                 ("weight_bytes", p.weight_bytes),
-                ("busy_s", busy_s),
+                ("kernel_j", joules),
             ):
                 total[name] += k.repeat * math.fsum(value + 0 * time_s)
             kernel_s += k.repeat * time_s
@@ -277,6 +280,9 @@ class Joined:
         joined = (bound.matrix_s**1.5 + bound.memory_s**1.5) ** (1 / 1.5)
         return KernelTime(2e-6 + joined, np.zeros_like(joined))
 
+    def energy_j(self, primitive: Primitive, gpu: Gpu, time_s: Value) -> Value:
+        return 300.0 * time_s + 200.0 * np.sqrt(time_s * limits(primitive, gpu).memory_s)
+
     def terms(self, primitive: Primitive, gpu: Gpu) -> None:
         return None
 
@@ -297,7 +303,7 @@ def test_energy_stays_between_idle_and_tdp() -> None:
     model, power = toy(), PowerModel.of(toy().gpu)
     for batch, prompt, output in ((1, 1, 2), (512, 3000, 300), (64, 64, 64)):
         found = decode_totals(model, *arrays(batch, prompt, output))
-        watts = power.energy_j(found.time_s, found.busy_s)[0] / found.time_s[0]
+        watts = found.kernel_j[0] / found.kernel_s[0]
         assert power.idle_w <= watts <= power.tdp_w
 
 

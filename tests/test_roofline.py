@@ -102,7 +102,6 @@ def test_idle_power_is_stated_or_a_share_of_the_tdp() -> None:
     assert "data sheet" in stated.describe()
     absent = PowerModel.of(replace(H100, idle_power_w=None))
     assert (absent.idle_w, absent.idle_stated) == (IDLE_SHARE * H100.tdp_w, False)
-    assert "uncalibrated" in absent.describe()
     assert "10% of TDP" in absent.describe()
 
 

@@ -55,6 +55,10 @@ class Origin:
     calibrated: bool = False
 
 
+#: How `Origin` names the power model of `hymell.estimators.energy`.
+DATA_SHEET_POWER = "data sheet"
+
+
 class Estimator(Protocol):
     """Prices primitives on a GPU; stateless, so that one instance serves every workload.
 
@@ -77,6 +81,12 @@ class Estimator(Protocol):
 
     def origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
         """What prices this kind of primitive; its sizes need not be known yet."""
+
+    def energy_j(self, primitive: Primitive, gpu: Gpu, time_s: Value) -> Value | None:
+        """Joules of a kernel that takes ``time_s`` seconds; None: the data-sheet power model."""
+
+    def energy_origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
+        """What gives the energy of this kind of primitive; its sizes need not be known yet."""
 
     def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, ...] | None:
         """Seconds whose maximum is the time, each polynomial where the primitive's costs are.

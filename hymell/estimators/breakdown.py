@@ -10,7 +10,6 @@ import numpy as np
 
 from hymell.cost_report import BlockCost, Coverage, KernelCost
 from hymell.estimators.base import REGIMES, Deployment
-from hymell.estimators.energy import PowerModel
 from hymell.estimators.rollup import KernelDetail
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.primitives import Unknown, sizes
@@ -23,7 +22,7 @@ class _Entry:
 
 
 def kernel_costs(
-    phase: str, details: Sequence[KernelDetail], model: Deployment, power: PowerModel
+    phase: str, details: Sequence[KernelDetail], model: Deployment
 ) -> Iterator[KernelCost]:
     """One `KernelCost` per kernel of a phase of one workload, in launch order.
 
@@ -38,7 +37,7 @@ def kernel_costs(
         # A layer may launch two kernels that agree in all of these.
         nth = seen.setdefault((detail.region, *place), 0)
         seen[detail.region, *place] = nth + 1
-        entry = _Entry(detail, _kernel_cost(phase, detail, model, power))
+        entry = _Entry(detail, _kernel_cost(phase, detail, model))
         before = merged.get((*place, nth))
         merged[*place, nth] = entry if before is None else _add(before, entry)
     costs = [entry.cost for entry in merged.values()]
@@ -47,11 +46,9 @@ def kernel_costs(
         yield replace(cost, share_of_time=_share(cost.time_s, whole))
 
 
-def _kernel_cost(
-    phase: str, detail: KernelDetail, model: Deployment, power: PowerModel
-) -> KernelCost:
+def _kernel_cost(phase: str, detail: KernelDetail, model: Deployment) -> KernelCost:
     kernel, sums = detail.kernel, detail.sums
-    time_s, busy_s = _number(sums.time_s), _number(sums.busy_s)
+    energy = model.estimator.energy_origin(kernel.primitive, model.gpu)
     origin = model.estimator.origin(kernel.primitive, model.gpu)
     return KernelCost(
         phase=phase,
@@ -68,8 +65,8 @@ def _kernel_cost(
         flops_causal=_number(sums.flops_causal),
         bytes=_number(sums.bytes),
         weight_bytes=_number(sums.weight_bytes),
-        time_s=time_s,
-        energy_j=float(power.energy_j(time_s, busy_s)),
+        time_s=_number(sums.time_s),
+        energy_j=_number(sums.energy_j),
         share_of_time=0.0,
         regime=REGIMES[int(_number(detail.regime))],
         estimator=origin.estimator,
@@ -77,6 +74,9 @@ def _kernel_cost(
         calibration=origin.calibration,
         calibrated=origin.calibrated,
         in_range=bool(_number(detail.in_range)),
+        energy_estimator=energy.estimator,
+        energy_calibration=energy.calibration,
+        energy_calibrated=energy.calibrated,
     )
 
 
@@ -145,8 +145,15 @@ def coverage(lowered: Iterable[Kernel], costs: Sequence[KernelCost]) -> Coverage
         calibrated_share_of_time=_share(
             sum(c.time_s for c in costs if c.calibrated), sum(c.time_s for c in costs)
         ),
+        calibrated_share_of_energy=calibrated_share_of_energy(costs),
         unknown=tuple((n, times, _share(size, moved)) for n, (times, size) in unknown.items()),
     )
+
+
+def calibrated_share_of_energy(costs: Iterable[KernelCost]) -> float:
+    """Share of the kernels' energy whose power was fitted on measurements of this GPU."""
+    found = [(cost.energy_j, cost.energy_calibrated) for cost in costs]
+    return _share(sum(joules for joules, own in found if own), sum(joules for joules, _ in found))
 
 
 def _share(part: float, whole: float) -> float:

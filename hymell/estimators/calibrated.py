@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hymell.errors import HymellError
 from hymell.estimators import calibration as calibrations
@@ -27,9 +27,9 @@ from hymell.estimators.base import (
     Origin,
 )
 from hymell.estimators.calibration import Calibration
+from hymell.estimators.fitted import Found, native, own, predict_rows, transferred
+from hymell.estimators.fitted_energy import FittedEnergy
 from hymell.estimators.level1.device import Device
-from hymell.estimators.level1.estimator import Level1, Prediction
-from hymell.estimators.level1.form import Dims
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.queries import Query, columns, query
 from hymell.hardware import Gpu, load_gpu
@@ -40,21 +40,6 @@ _REGIMES = np.array([LAUNCH, MEMORY, BALANCED_MEMORY, BALANCED_COMPUTE, COMPUTE]
 
 #: Whose measurements price each engine, best first. Eager and compiled PyTorch have none yet.
 LIBRARIES = {"vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
-
-#: 16-bit formats run at one rate.
-_TWIN = {"bf16": "fp16", "fp16": "bf16"}
-
-#: Rows from which on equal rows are priced once.
-_WORTH_SORTING = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A fitted estimator for a kernel, ready for the GPU that is priced."""
-
-    estimator: Level1
-    calibration: str
-    at_home: bool
 
 
 @dataclass(frozen=True)
@@ -68,6 +53,11 @@ class Calibrated:
     sources: tuple[Calibration, ...]
     fallback: Roofline = field(default_factory=Roofline)
     _found: dict[object, Found | None] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def energy(self) -> FittedEnergy:
+        """What gives the energy of kernels whose time is known."""
+        return FittedEnergy(self.gpu, self.sources)
 
     @property
     def name(self) -> str:
@@ -85,10 +75,10 @@ class Calibrated:
         if asked is None or found is None:
             return self.fallback.time(primitive, gpu)
         if asked.included:
-            rows = len(columns(asked.sizes())["elements"])
+            rows = len(columns(asked.sizes())["rows"])
             return KernelTime(np.zeros(rows), np.full(rows, LAUNCH), np.ones(rows, dtype=bool))
         priced = predict_rows(found.estimator, columns(asked.sizes()))
-        in_range = priced.in_range & (found.estimator.rows_ > 0)
+        in_range = priced.in_range & (not asked.stand_in)
         return KernelTime(priced.time_s, _REGIMES[priced.regime], in_range)
 
     def describe(self, gpu: Gpu) -> str:
@@ -106,11 +96,22 @@ class Calibrated:
         asked, found = self._find(primitive)
         if asked is None or found is None:
             return self.fallback.origin(primitive, gpu)
+        if asked.stand_in and not asked.included:
+            # Measurements of another kernel are none of this one.
+            return Origin(_named(asked, found))
         return Origin(
             estimator=_named(asked, found),
             calibration=found.calibration,
             calibrated=found.at_home,
         )
+
+    def energy_j(self, primitive: Primitive, gpu: Gpu, time_s: Value) -> Value | None:
+        """Joules by a fitted power form; None for a kernel without one."""
+        return self.energy.energy_j(primitive, time_s)
+
+    def energy_origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
+        """The measurements behind the power of this kind of primitive."""
+        return self.energy.origin(primitive)
 
     def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, ...] | None:
         """The roofline's where it prices the primitive; fitted forms have no such terms."""
@@ -121,26 +122,31 @@ class Calibrated:
         asked = query(primitive)
         if asked is None:
             return None, None
-        # A conversion runs where the product that it is for runs.
-        math = "fp32" if asked.included else primitive.math
-        key = (asked.keys, math)
+        if asked.host is not None and asked.beside is not None:
+            _, host = self._find(asked.host)
+            if host is not None and host.library:
+                asked = asked.beside(host.library)
+                if asked.included:
+                    return asked, host
+        key = (asked.keys, asked.stand_in, primitive.math)
         if key not in self._found:
-            self._found[key] = self._search(asked, math)
+            self._found[key] = self._search(asked, primitive.math)
         return asked, self._found[key]
 
     def _search(self, asked: Query, math: str) -> Found | None:
-        # A form measured where the format has units says nothing of a GPU that emulates it.
-        if self.gpu.compute_dtype(math)[0] not in (math, _TWIN.get(math)):
+        if not native(self.gpu, math):
             return None
         for calibration in self.sources:
             for key in asked.keys:
                 made = calibration.estimator(key)
                 if made is not None:
                     at_home = own(self.gpu, calibration)
-                    where = f"{calibration.gpu}, {calibration.entries[key].origin}"
+                    entry = calibration.entries[key]
+                    where = f"{calibration.gpu}, {entry.origin}"
                     if at_home:
-                        return Found(made, where, at_home)
-                    return _transferred(made, key[0], Device.of(self.gpu), where)
+                        return Found(made, where, at_home, entry.library)
+                    found = transferred(made, key[0], Device.of(self.gpu), where)
+                    return replace(found, library=entry.library)
         if asked.unfitted is None:
             return None
         try:
@@ -149,68 +155,13 @@ class Calibrated:
             return None
 
 
-def _transferred(made: Level1, op: str, device: Device, where: str) -> Found:
-    """An estimator scaled to a device; its correction comes along where that was seen to help."""
-    same = made.device.family == device.family
-    error = calibrations.transfer_errors().get((op, same))
-    helps = error is not None and error.corrected < error.analytical
-    about = "" if error is None else f", error about {min(error.corrected, error.analytical):.0f}%"
-    ready = scaled(made, device, corrected=helps)
-    return Found(ready, f"transferred from {where}{about}", False)
-
-
 def _named(asked: Query, found: Found) -> str:
+    form = found.estimator.form
     if asked.included:
-        return f"in {asked.keys[0][0]}"
-    name = found.estimator.form.name
-    return name if found.estimator.rows_ else f"{name}, data-sheet priors"
-
-
-def own(gpu: Gpu, calibration: Calibration) -> bool:
-    """True when a calibration was taken on this very GPU, data sheet unchanged."""
-    return gpu.name == calibration.gpu and gpu == load_gpu(calibration.gpu)
-
-
-def scaled(fitted: Level1, device: Device, *, corrected: bool = True) -> Level1:
-    """A fitted estimator for another device: each coefficient keeps its ratio to its prior.
-
-    ``corrected`` False leaves the correction behind.
-    """
-    ratio = {c.name: c.prior(device) / c.prior(fitted.device) for c in fitted.form.coefficients}
-    made = Level1(fitted.form, device, corrected=corrected)
-    made.coefficients_ = {n: value * ratio[n] for n, value in fitted.coefficients_.items()}
-    made.choice_, made.ranges_ = fitted.choice_, fitted.ranges_
-    made.spread_, made.rows_ = fitted.spread_, fitted.rows_
-    made.correction_ = fitted.correction_ if corrected else None
-    return made
-
-
-def predict_rows(estimator: Level1, dims: Dims) -> Prediction:
-    """`Level1.predict` with equal rows priced once: many workloads share a kernel's sizes."""
-    rows = len(next(iter(dims.values())))
-    if rows < _WORTH_SORTING:
-        return estimator.predict(dims)
-    first, inverse = _distinct(dims)
-    if 2 * len(first) > rows:
-        return estimator.predict(dims)
-    priced = estimator.predict({name: values[first] for name, values in dims.items()})
-    return Prediction(
-        priced.time_s[inverse],
-        priced.spread[inverse],
-        priced.regime[inverse],
-        priced.in_range[inverse],
-    )
-
-
-def _distinct(dims: Dims) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A row of each distinct combination of sizes, and which of them every row is."""
-    code: NDArray[np.int64] = np.zeros(len(next(iter(dims.values()))), dtype=np.int64)
-    for values in dims.values():
-        if (values != values[0]).any():
-            _, index = np.unique(values, return_inverse=True)
-            _, code = np.unique(code * (int(index.max()) + 1) + index, return_inverse=True)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse
+        return f"in {form.op}"
+    if not found.estimator.rows_:
+        return f"{form.name}, data-sheet priors"
+    return f"{form.name}, {form.op} stands in" if asked.stand_in else form.name
 
 
 def choose(

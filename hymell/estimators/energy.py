@@ -48,10 +48,10 @@ class PowerModel:
         return self.idle_w * time_s + (self.tdp_w - self.idle_w) * busy_s
 
     def describe(self) -> str:
-        """The form in words, for a report's assumptions."""
+        """The form in words, for a report's assumptions: of kernels without a fitted power."""
         source = "data sheet" if self.idle_stated else f"{IDLE_SHARE:.0%} of TDP, none published"
         return (
-            "uncalibrated: idle + (TDP - idle) * max(compute utilisation, "
+            "idle + (TDP - idle) * max(compute utilisation, "
             f"{MEMORY_SHARE} * memory utilisation), idle power in the gaps; "
             f"idle {self.idle_w:.0f} W ({source}), TDP {self.tdp_w:.0f} W; the GPU board alone"
         )

@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hymell.cost_report import CostReport, PhaseCost
+from hymell.cost_report import CostReport, KernelCost, PhaseCost
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment, Estimator
-from hymell.estimators.breakdown import block_costs, coverage, kernel_costs
+from hymell.estimators.breakdown import (
+    block_costs,
+    calibrated_share_of_energy,
+    coverage,
+    kernel_costs,
+)
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.memory import PREFILL_CHUNK, RESERVE_BYTES, is_serving, memory_cost
@@ -114,7 +119,7 @@ def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> di
     for phase, totals in (("prefill", prefill), ("decode", decode)):
         for name in ("flops", "flops_causal", "bytes", "weight_bytes", "time_s", "launches"):
             costs[f"{phase}_{name}"] = getattr(totals, name)
-        costs[f"{phase}_energy_j"] = power.energy_j(totals.time_s, totals.busy_s)
+        costs[f"{phase}_energy_j"] = _energy_j(totals, power)
     latency_s = prefill.time_s + decode.time_s
     energy_j = costs["prefill_energy_j"] + costs["decode_energy_j"]
     tokens = B * output
@@ -166,9 +171,7 @@ def predict_graph(
     }
     prefill, decode = (_phase_cost(totals[phase], power) for phase in ("prefill", "decode"))
     kernels = tuple(
-        cost
-        for phase, found in details.items()
-        for cost in kernel_costs(phase, found, model, power)
+        cost for phase, found in details.items() for cost in kernel_costs(phase, found, model)
     )
     memory = memory_cost(model, workload, kv_pool_bytes)
     latency_s = prefill.time_s + decode.time_s
@@ -188,7 +191,7 @@ def predict_graph(
         energy_j=energy_j,
         energy_per_output_token_j=energy_j / tokens,
         power_w=energy_j / latency_s,
-        energy_calibrated=False,
+        energy_calibrated=calibrated_share_of_energy(kernels) == 1.0,
         prefill=prefill,
         decode=decode,
         memory=memory,
@@ -196,7 +199,7 @@ def predict_graph(
         coverage=coverage(lowered, kernels),
         blocks=block_costs(kernels),
         kernels=kernels,
-        assumptions=_assumptions(model, workload, skew, power, lowered),
+        assumptions=_assumptions(model, workload, skew, power, lowered, kernels),
         warnings=tuple(_warnings(model, workload, lowered, skew)),
         cost=_per_unit(price_per_hour, latency_s / 3600, workload),
         gco2=_per_unit(gco2_per_kwh, energy_j / _JOULES_PER_KWH, workload),
@@ -211,10 +214,15 @@ def _phase_cost(totals: PhaseTotals, power: PowerModel) -> PhaseCost:
         bytes=float(totals.bytes[0]),
         weight_bytes=float(totals.weight_bytes[0]),
         time_s=float(totals.time_s[0]),
-        energy_j=float(power.energy_j(totals.time_s, totals.busy_s)[0]),
+        energy_j=float(_energy_j(totals, power)[0]),
         launches=float(totals.launches[0]),
         overhead_s=float(totals.time_s[0] - totals.kernel_s[0]),
     )
+
+
+def _energy_j(totals: PhaseTotals, power: PowerModel) -> Array:
+    """That of the kernels, and of an idle board in between."""
+    return totals.kernel_j + power.idle_w * (totals.time_s - totals.kernel_s)
 
 
 def _per_unit(rate: float | None, amount: float, workload: Workload) -> Mapping[str, float] | None:
@@ -247,6 +255,7 @@ def _assumptions(
     skew: float,
     power: PowerModel,
     kernels: Iterable[Kernel],
+    costs: Iterable[KernelCost],
 ) -> dict[str, Any]:
     engine = model.engine
     overheads = engine.overheads
@@ -269,7 +278,7 @@ def _assumptions(
         "kernels": model.estimator.describe(model.gpu),
         "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
         "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
-        "energy": power.describe(),
+        "energy": _energy(power, costs),
         "memory": (
             f"{RESERVE_BYTES / 2**20:.0f} MiB for CUDA context and framework; activations of the "
             f"{chunk}; engine uses up to {engine.memory_fraction:.0%} of the GPU"
@@ -285,6 +294,26 @@ def _assumptions(
         made["routing"] = "uniform" if skew == 0 else f"popularity of experts ~ rank^-{skew:g}"
     made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
     return made
+
+
+def _energy(power: PowerModel, costs: Iterable[KernelCost]) -> str:
+    """Whose measurements the power of kernels comes from, then the form of the others."""
+    costs = list(costs)
+    whole = sum(cost.energy_j for cost in costs)
+    shares: dict[str, float] = {}
+    for cost in costs:
+        if cost.energy_calibration:
+            own = cost.energy_calibrated
+            name = f"fitted on {cost.energy_calibration}" if own else cost.energy_calibration
+            shares[name] = shares.get(name, 0.0) + cost.energy_j / whole
+    fitted = [
+        f"{share:.0%} of the kernels' energy by power {name}" for name, share in shares.items()
+    ]
+    return (
+        "; ".join((*fitted, f"the rest uncalibrated: {power.describe()}"))
+        if fitted
+        else (f"uncalibrated: {power.describe()}")
+    )
 
 
 def _warnings(

@@ -19,7 +19,7 @@ import numpy as np
 
 from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
-from hymell.estimators.energy import busy_terms
+from hymell.estimators.energy import PowerModel, busy_terms
 from hymell.estimators.sums import Samples, sum_over_steps
 from hymell.graph import Phase, Range, Region
 from hymell.op_registry.kernels import Kernel
@@ -61,7 +61,7 @@ class Steps:
 class KernelSums:
     """One kernel over a run of steps, its repeats together, per workload.
 
-    ``time_s`` is device time, ``busy_s`` the part of it at full dynamic power (see `energy`).
+    ``time_s`` is device time, ``energy_j`` what the board draws in it.
     """
 
     flops: Value
@@ -69,14 +69,15 @@ class KernelSums:
     bytes: Value
     weight_bytes: Value
     time_s: Value
-    busy_s: Value
+    energy_j: Value
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotals:
     """A phase per workload: arrays that the sums of its regions are added into.
 
-    ``kernel_s`` is what its kernels take, ``time_s`` also counts gaps, host and per-step work.
+    ``kernel_s`` and ``kernel_j`` are what its kernels take, ``time_s`` also counts gaps, host and
+    per-step work.
     """
 
     steps: Array
@@ -85,7 +86,7 @@ class PhaseTotals:
     bytes: Array
     weight_bytes: Array
     kernel_s: Array
-    busy_s: Array
+    kernel_j: Array
     time_s: Array
     launches: Array
 
@@ -146,16 +147,21 @@ def kernel_sums(kernel: Kernel, model: Deployment, steps: Steps) -> KernelSums:
     """Exact cost of a kernel over runs of steps inside one region.
 
     A kernel whose sizes do not depend on L is evaluated once. Where the time has no closed form
-    (an estimator without `terms`, experts reached by a number of tokens that grows with L), the
-    range is sampled in `SMOOTH_PIECES` pieces of equal ratio, each summed as a parabola.
+    (an estimator without `terms`, experts reached by a number of tokens that grows with L), or
+    the energy is a fitted one, the range is sampled in `SMOOTH_PIECES` pieces of equal ratio, each
+    summed as a parabola.
     """
     primitive = kernel.primitive
+    example = at(primitive)
     exact = (
-        _has_closed_form(primitive) and model.estimator.terms(at(primitive), model.gpu) is not None
+        _has_closed_form(primitive)
+        and model.estimator.terms(example, model.gpu) is not None
+        and model.estimator.energy_j(example, model.gpu, 1.0) is None
     )
+    power = PowerModel.of(model.gpu)
 
     def cost(L: Array) -> Samples:
-        return _samples(at(primitive, steps.B, steps.S, L), model, exact)
+        return _samples(at(primitive, steps.B, steps.S, L), model, power, exact)
 
     if depends_on(primitive, "L"):
         breaks = _breaks(primitive, steps)
@@ -166,23 +172,32 @@ def kernel_sums(kernel: Kernel, model: Deployment, steps: Steps) -> KernelSums:
         once, count = cost(steps.first), steps.count
         sums = [value * count for value in once.sums]
         maxima = [_largest(group) * count for group in once.maxima]
-    return KernelSums(*(kernel.repeat * value for value in (*sums, *maxima)))
+    time_s, energy_j = maxima
+    if exact:
+        energy_j = power.energy_j(time_s, energy_j)
+    return KernelSums(*(kernel.repeat * value for value in (*sums, time_s, energy_j)))
 
 
-def _samples(primitive: Primitive, model: Deployment, exact: bool) -> Samples:
+def _samples(primitive: Primitive, model: Deployment, power: PowerModel, exact: bool) -> Samples:
+    """Costs of one step; the two maxima are its time and its energy, or where ``exact`` its busy
+    time, whose sum is exact and gives the energy.
+    """
     sums = (
         primitive.flops,
         primitive.flops_causal,
         primitive.bytes_read + primitive.bytes_written,
         primitive.weight_bytes,
     )
-    busy = busy_terms(primitive, model.gpu)
     terms = model.estimator.terms(primitive, model.gpu)
     if exact and terms is not None:
-        return Samples(sums, (terms, busy))
+        return Samples(sums, (terms, busy_terms(primitive, model.gpu)))
     time_s = model.estimator.time(primitive, model.gpu).time_s
-    # Full dynamic power for longer than the kernel lasts would exceed the TDP.
-    return Samples(sums, ((time_s,), (np.minimum(_largest(busy), time_s),)))
+    energy_j = model.estimator.energy_j(primitive, model.gpu, time_s)
+    if energy_j is None:
+        # Full dynamic power for longer than the kernel lasts would exceed the TDP.
+        busy_s = np.minimum(_largest(busy_terms(primitive, model.gpu)), time_s)
+        energy_j = power.energy_j(time_s, busy_s)
+    return Samples(sums, ((time_s,), (energy_j,)))
 
 
 def _largest(terms: tuple[Value, ...]) -> Value:
@@ -300,7 +315,7 @@ def _add_region(
         totals.flops_causal[rows] += sums.flops_causal
         totals.bytes[rows] += sums.bytes
         totals.weight_bytes[rows] += sums.weight_bytes
-        totals.busy_s[rows] += sums.busy_s
+        totals.kernel_j[rows] += sums.energy_j
         kernel_s += sums.time_s
         if details is not None:
             priced = _middle(kernel, model, steps, sums)

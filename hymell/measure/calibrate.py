@@ -99,7 +99,7 @@ def _fit_rows(
         rows.forms[0],
         device,
         rows.dims,
-        rows.table["time_s"],
+        rows.measured,
         effort,
         rows.operator.recipe,
         rows.groups(),
@@ -119,12 +119,19 @@ def _fit_rows(
 
 
 def held_out(rows: Rows) -> list[Split]:
-    """One hold-out of whole shapes (the first), and those of a kind in `_KINDS`: largest sizes."""
+    """One hold-out of whole shapes (the first), and those of a kind in `_KINDS`: largest sizes.
+
+    Of energy every one: its rows are few.
+    """
     kinds: dict[str, Split] = {}
     for split in rows.splits():
         name, train, test = split
-        kind = name.rstrip("0123456789").rstrip("- ")
-        if train.sum() >= FEWEST_ROWS // 2 and test.any() and (not kinds or kind in _KINDS):
+        kind = name if rows.operator.joules else name.rstrip("0123456789").rstrip("- ")
+        if (
+            train.sum() >= FEWEST_ROWS // 2
+            and test.any()
+            and (rows.operator.joules or not kinds or kind in _KINDS)
+        ):
             kinds.setdefault(kind, split)
     return list(kinds.values())
 

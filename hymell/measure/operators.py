@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 
 from hymell.errors import HymellError
 from hymell.estimators.level1 import catalog
-from hymell.estimators.level1.form import Dims, Form
-from hymell.measure.judging import Recipe, Split
+from hymell.estimators.level1.device import Device
+from hymell.estimators.level1.form import Array, Dims, Form
+from hymell.estimators.level1.kernel_energy import FIT, energy_op
+from hymell.measure.judging import ROOFLINE_LAUNCH_S, Recipe, Split
 from hymell.measure.readers import read
+from hymell.measure.splits.energy import SHAPES, data_sheet_j, energy_j, labelled
 from hymell.measure.table import Table
 
 #: Fewest rows that an estimator is fitted on.
@@ -46,7 +49,8 @@ class Operator:
     the default first, then baselines; ``shapes``: the sizes that make one kernel's shape, coarse
     to fine, whole ones of which a correction is tried on; ``variant``: the label that tells
     estimators of one format apart; ``borrowed``: whose rows stand for a library that has none of
-    its own.
+    its own; ``joules``: its quantity is the energy of rows that `splits.energy` finds usable, not
+    their time.
     """
 
     op: str
@@ -58,6 +62,7 @@ class Operator:
     rows: Mapping[str, object] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
     recipe: Recipe = field(default_factory=Recipe)
+    joules: bool = False
 
     def function(self, name: str) -> Callable[[Table], Any]:
         """A function of the op's module in `hymell.measure.splits`."""
@@ -208,6 +213,12 @@ OPERATORS: Final = (
         "kernel",
         recipe=_LINES,
     ),
+    *(
+        Operator(
+            energy_op(op), op, "energy", ("power",), (shape,), recipe=Recipe(**FIT), joules=True
+        )
+        for op, shape in SHAPES.items()
+    ),
 )
 
 
@@ -256,6 +267,20 @@ class Rows:
         """The sizes of the rows, as the forms name them."""
         return self.operator.function("dims")(self.table)  # type: ignore[no-any-return]
 
+    @cached_property
+    def measured(self) -> Array:
+        """What is predicted of each row: s, or J where the op is an energy."""
+        if self.operator.joules:
+            return energy_j(self.table)
+        seconds: Array = self.table["time_s"]
+        return seconds
+
+    def data_sheet(self, device: Device) -> Array:
+        """What the data sheet alone says of each row: roofline time, or energy at measured time."""
+        if self.operator.joules:
+            return data_sheet_j(self.table)
+        return self.forms[0].floor_s(self.dims, device) + ROOFLINE_LAUNCH_S
+
     def splits(self) -> list[Split]:
         """What is held out."""
         return self.operator.function("splits")(self.table)  # type: ignore[no-any-return]
@@ -276,8 +301,8 @@ class Rows:
 def rows_of(operator: Operator, gpu: str, library: str, root: Path | None = None) -> Iterator[Rows]:
     """The rows that an op is fitted on: the newest version measured in bursts, per format.
 
-    A version with only long runs stands in where there is no other. Nothing for an op without
-    rows on this GPU.
+    A version with only long runs stands in where there is no other; power was sampled in long runs
+    alone. Nothing for an op without rows on this GPU.
     """
     for name in dict.fromkeys((library, *operator.borrowed)):
         try:
@@ -285,6 +310,8 @@ def rows_of(operator: Operator, gpu: str, library: str, root: Path | None = None
         except HymellError:
             continue
         table = table.where(**operator.rows)
+        if operator.joules:
+            table = labelled(table)
         found = list(_newest(operator, table))
         if found:
             yield from found

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from hymell.dims import Size
-from hymell.graph import Op
+from hymell.graph import Op, Operand
 from hymell.op_registry.dataflow import Base, at_sample
 from hymell.op_registry.kernels import Kernel, LiveTensor, Lowered
-from hymell.op_registry.memory_ops import numel, spec_bytes, total
+from hymell.op_registry.memory_ops import numel, spec_bytes, times, total
 from hymell.op_registry.plan import Group, Plan
 from hymell.op_registry.pointwise import ACTIVATIONS
 from hymell.op_registry.primitives import (
@@ -19,6 +20,7 @@ from hymell.op_registry.primitives import (
     Gemm,
     GroupedGemm,
     Memory,
+    Preparation,
     Primitive,
     RowReduce,
     Scan,
@@ -100,6 +102,8 @@ def _kernel(plan: Plan, group: Group, readers: Readers) -> Kernel:
             primitive = alone
         else:
             primitive = _fused(plan, group, readers)
+    if isinstance(primitive, Memory) and _kv_appends(plan, group):
+        primitive = replace(primitive, prepares=_preparation(plan, group))
     layer = plan.region.layers[group.layer].module if group.layer >= 0 else ""
     return Kernel(
         name=group.name or _name(plan, group, primitive),
@@ -173,9 +177,7 @@ def boundary(plan: Plan, group: Group, readers: Readers) -> tuple[Size, Size, Si
 
 def _read(plan: Plan, group: Group) -> tuple[Size, Size]:
     """(bytes, weight bytes in them) that a group reads from outside."""
-    made = {
-        plan.flow.bases[op, index] for op in group.ops for index in range(len(plan.ops[op].outputs))
-    }
+    made = _made(plan, group)
     members = set(group.ops)
     seen: dict[Base, list[Size]] = {}
     appended: list[Size] = []
@@ -206,6 +208,13 @@ def _read(plan: Plan, group: Group) -> tuple[Size, Size]:
     return total([*read_bytes, *appended]), total(weight_bytes)
 
 
+def _made(plan: Plan, group: Group) -> set[Base]:
+    """Memories that a group's ops leave their results in."""
+    return {
+        plan.flow.bases[op, index] for op in group.ops for index in range(len(plan.ops[op].outputs))
+    }
+
+
 def _kept(plan: Plan, op: int, base: Base) -> bool:
     """True for memory that outlives the layer of the op that writes it in place."""
     return base[0] != "op" or plan.layer_of[base[1]] != plan.layer_of[op]
@@ -224,10 +233,40 @@ def _stored_bytes(plan: Plan, base: Base, otherwise: Size) -> Size:
 
 def _appended(plan: Plan, op: int, made: set[Base]) -> Iterable[Size]:
     """New keys and values that come from outside the group (the values, straight from a GEMM)."""
-    fresh = [o for o in plan.ops[op].inputs if o.kind != "state"][:2]
-    for operand in fresh:
+    for operand in _fresh(plan, op):
         if plan.flow.resolve(operand) not in made:
             yield spec_bytes(operand.spec)
+
+
+def _fresh(plan: Plan, op: int) -> list[Operand]:
+    """The new keys and values of an append."""
+    return [operand for operand in plan.ops[op].inputs if operand.kind != "state"][:2]
+
+
+def _kv_appends(plan: Plan, group: Group) -> list[int]:
+    return [op for op in group.ops if plan.ops[op].name == "hymell.kv_append"]
+
+
+def _preparation(plan: Plan, group: Group) -> Preparation:
+    """What a kernel that appends to the KV cache does for the attention after it."""
+    appends = _kv_appends(plan, group)
+    made = _made(plan, group)
+    copied = total(size for op in appends for size in _appended(plan, op, made))
+    new = _fresh(plan, appends[0])[0].spec.shape
+    # (batch, heads, tokens, width), or (batch, tokens, width) of keys without heads.
+    rows = times(new[0], new[2]) if len(new) == 4 else reduce(times, new[:-1])
+    # What is read and written; one output: keys of an index, which attention does not read.
+    indexed = len(plan.ops[appends[0]].outputs) < 2
+    return Preparation(None if indexed else _attention_after(plan, group), rows, times(copied, 2))
+
+
+def _attention_after(plan: Plan, group: Group) -> Attention | None:
+    """The next attention of the same layer."""
+    for other in plan.groups[plan.groups.index(group) + 1 :]:
+        primitive = other.primitive or plan.primitives[other.ops[0]]
+        if other.layer == group.layer and isinstance(primitive, Attention):
+            return primitive
+    return None
 
 
 def _fused(plan: Plan, group: Group, readers: Readers) -> Primitive:
@@ -238,8 +277,7 @@ def _fused(plan: Plan, group: Group, readers: Readers) -> Primitive:
         for op in group.ops
         if isinstance(p := plan.primitives[op], RowReduce) and p.role != "reduce"
     ] or [p for op in group.ops if isinstance(p := plan.primitives[op], RowReduce)]
-    appends = any(plan.ops[op].name == "hymell.kv_append" for op in group.ops)
-    if rows and not appends:
+    if rows and not _kv_appends(plan, group):
         main = max(rows, key=_row_elements)
         return RowReduce(
             role=_role(plan, group),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hymell.dims import Size, simplify, whole
 from hymell.op_registry.dataflow import at_sample
-from hymell.op_registry.memory_ops import numel, spec_bytes, times
-from hymell.op_registry.primitives import Conv, Gemm, GroupedGemm
+from hymell.op_registry.memory_ops import bytes_in, bytes_out, numel, spec_bytes, times
+from hymell.op_registry.primitives import Conv, Conv1d, Gemm, GroupedGemm
 from hymell.op_registry.registry import lowers
 
 if TYPE_CHECKING:
     from hymell.graph import Op, TensorSpec
     from hymell.op_registry.dataflow import Dataflow
+
+#: Most taps that kernels for causal convolutions take (Dao-AILab/causal-conv1d: 2 to 4).
+_MOST_TAPS = 4
 
 
 def product(
@@ -138,12 +141,15 @@ def grouped_mm(op: Op, flow: Dataflow) -> GroupedGemm:
 
 
 @lowers("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
-def convolution(op: Op, flow: Dataflow) -> Conv:
+def convolution(op: Op, flow: Dataflow) -> Conv | Conv1d:
     """Input (batch, channels, ...), weight (out, in / groups, taps...); transposed: (in, out, ...).
 
     A forward convolution is one product per output position, a transposed one per input position.
+    A short causal one, which recurrent models have before their scan, is a kernel of its own.
     """
     source, kernel = op.inputs[0].spec, op.inputs[1].spec
+    if _causal(op):
+        return _causal_conv1d(op, flow)
     taps = prod(whole(size) for size in kernel.shape[2:])
     transposed = bool(op.attrs.get("transposed", False))
     positions = (source if transposed else op.outputs[0]).shape
@@ -159,4 +165,42 @@ def convolution(op: Op, flow: Dataflow) -> Conv:
         input_bytes=spec_bytes(source),
         dtype=op.outputs[0].dtype,
         math=flow.math(source.dtype, kernel.dtype),
+    )
+
+
+def _causal(op: Op) -> bool:
+    """True for channels on their own, with one step per token and only the past padded.
+
+    Either the input was padded before (``padding`` 0), or by all taps but one, the surplus outputs
+    at the end being dropped after.
+    """
+    kernel, attrs = op.inputs[1].spec.shape, op.attrs
+    if len(kernel) != 3 or kernel[1] != 1 or bool(attrs.get("transposed", False)):
+        return False
+    taps = whole(kernel[2])
+    plain = all(set(_numbers(attrs.get(name, 1))) == {1} for name in ("stride", "dilation"))
+    (padding,) = set(_numbers(attrs.get("padding", 0)))
+    alone = int(attrs.get("groups", 1)) == kernel[0]
+    return plain and alone and taps <= _MOST_TAPS and padding in (0, taps - 1)
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def _causal_conv1d(op: Op, flow: Dataflow) -> Conv1d:
+    read, weights = bytes_in(op, flow)
+    source, kernel, result = op.inputs[0].spec, op.inputs[1].spec, op.outputs[0]
+    padded = any(_numbers(op.attrs.get("padding", 0)))
+    length = (source if padded else result).shape[2]
+    return Conv1d(
+        batch=source.shape[0],
+        length=length,
+        channels=whole(source.shape[1]),
+        width=whole(kernel.shape[2]),
+        bytes_read=read,
+        bytes_written=bytes_out(op),
+        step=isinstance(length, int) and length == 1,
+        dtype=result.dtype,
+        weight_bytes=weights,
     )

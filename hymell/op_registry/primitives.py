@@ -13,7 +13,7 @@ Sizes are ints or polynomials until `at` puts a workload in; then they are numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,17 +29,19 @@ _P = TypeVar("_P")
 
 def at(primitive: _P, B: Value = 1, S: Value = 1, L: Value = 0) -> _P:
     """The primitive with every size evaluated at a workload (numbers or numpy arrays)."""
-    changes = {
-        f.name: value(B, S, L)
-        for f in fields(primitive)  # type: ignore[arg-type]
-        if isinstance(value := getattr(primitive, f.name), Dim)
-    }
+    changes: dict[str, Any] = {}
+    for f in fields(primitive):  # type: ignore[arg-type]
+        value = getattr(primitive, f.name)
+        if isinstance(value, Dim):
+            changes[f.name] = value(B, S, L)
+        elif isinstance(value, Preparation):
+            changes[f.name] = at(value, B, S, L)
     return replace(primitive, **changes) if changes else primitive  # type: ignore[type-var]
 
 
 def sizes(primitive: Any) -> dict[str, Value]:
     """The fields of a primitive by name, as shown in kernel tables."""
-    return {f.name: getattr(primitive, f.name) for f in fields(primitive)}
+    return {f.name: getattr(primitive, f.name) for f in fields(primitive) if f.repr}
 
 
 def depends_on(primitive: Any, variable: str) -> bool:
@@ -347,10 +349,26 @@ def attention_pairs(q_len: Value, kv_len: Value, causal: bool, window: int | Non
 
 
 @dataclass(frozen=True, slots=True)
+class Preparation:
+    """What a kernel does for a later one, whose measurements may count it in.
+
+    ``kernel``: the product whose operand it quantises or the attention whose cache it appends to,
+    None where there is no such attention; only its formats and widths count, it is not evaluated.
+    ``rows``: tokens that it works on; ``copied_bytes``: bytes, of those read and written, of keys
+    and values that go to the cache as they are.
+    """
+
+    kernel: Gemm | Attention | None
+    rows: Value
+    copied_bytes: Value = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """A kernel bound by the bytes it moves: element-wise, copy, gather, append, cast, fill.
 
-    ``role`` names what it does ("activation", "residual_add", "rope_kv_append", "copy", ...).
+    ``role`` names what it does ("activation", "residual_add", "rope_kv_append", "copy", ...);
+    ``prepares`` is set for appends to the KV cache and for quantisations.
     """
 
     kind: ClassVar[str] = "pointwise"
@@ -363,6 +381,7 @@ class Memory:
     weight_bytes: Value = 0
     vector_flops: Value = 0
     math: str = "fp32"
+    prepares: Preparation | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +472,36 @@ class Conv:
 
 
 @dataclass(frozen=True, slots=True)
+class Conv1d:
+    """A short causal convolution: each channel on its own, over its last ``width`` tokens.
+
+    ``step``: one new token per sequence (decode); the tokens before it are in a state. The taps
+    are multiplied on the vector units, in fp32.
+    """
+
+    kind: ClassVar[str] = "conv1d"
+    vector_flops: ClassVar[int] = 0
+    batch: Value
+    length: Value
+    channels: int
+    width: int
+    bytes_read: Value
+    bytes_written: Value
+    step: bool = False
+    dtype: str = "bfloat16"
+    math: str = "fp32"
+    weight_bytes: Value = 0
+
+    @property
+    def flops(self) -> Value:
+        return 2 * self.batch * self.length * self.channels * self.width
+
+    @property
+    def flops_causal(self) -> Value:
+        return self.flops
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """A linear recurrence over ``length`` tokens: SSM, gated delta rule, linear attention.
 
@@ -512,5 +561,15 @@ class Unknown:
 
 
 Primitive: TypeAlias = (
-    Gemm | Experts | GroupedGemm | Attention | Memory | RowReduce | Gather | Conv | Scan | Unknown
+    Gemm
+    | Experts
+    | GroupedGemm
+    | Attention
+    | Memory
+    | RowReduce
+    | Gather
+    | Conv
+    | Conv1d
+    | Scan
+    | Unknown
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hymell.dims import whole
 from hymell.dtypes import math_format
-from hymell.op_registry.memory_ops import bytes_in, bytes_out, memory_op
-from hymell.op_registry.primitives import Memory, Scan
+from hymell.op_registry.memory_ops import bytes_in, bytes_out, spec_bytes, total
+from hymell.op_registry.primitives import Conv1d, Scan
 from hymell.op_registry.registry import lowers
 
 if TYPE_CHECKING:
@@ -47,6 +48,23 @@ def scan(op: Op, flow: Dataflow) -> Scan:
 
 
 @lowers("hymell.causal_conv1d")
-def causal_conv1d(op: Op, flow: Dataflow) -> Memory:
-    """A depthwise convolution over a few past tokens: bound by the bytes it moves."""
-    return memory_op(op, flow, "causal_conv1d", flops_per_element=8)
+def causal_conv1d(op: Op, flow: Dataflow) -> Conv1d:
+    """Input (batch, channels, length), or (batch, channels) for one token; attribute ``kernel``.
+
+    A step shifts the new token into its state: the state is written as well.
+    """
+    read, weights = bytes_in(op, flow)
+    source = op.inputs[0].spec
+    step = op.attrs["mode"] == "recurrent"
+    states = [o.spec for o in op.inputs if flow.resolve(o)[0] == "state"] if step else []
+    return Conv1d(
+        batch=source.shape[0],
+        length=source.shape[2] if len(source.shape) > 2 else 1,
+        channels=whole(source.shape[1]),
+        width=op.attrs["kernel"],
+        bytes_read=read,
+        bytes_written=total([bytes_out(op), *(spec_bytes(state) for state in states)]),
+        step=step,
+        dtype=source.dtype,
+        weight_bytes=weights,
+    )

@@ -45,12 +45,23 @@ def setting(report: CostReport) -> str:
     return f"{report.gpu}, {report.engine}, {report.dtype}; {workload}"
 
 
+def _energy_basis(report: CostReport) -> str:
+    """How much of the energy rests on power that was measured, in a word or three."""
+    if report.energy_calibrated:
+        return "calibrated"
+    own = report.coverage.calibrated_share_of_energy
+    if own:
+        return f"{units.share(own)} calibrated"
+    lent = any(kernel.energy_calibration for kernel in report.kernels)
+    return "part transferred" if lent else "uncalibrated"
+
+
 def headline(report: CostReport) -> Facts:
     """The numbers that people came for."""
     batch = report.workload["batch"]
     whole = f"whole run of {batch} sequences" if batch > 1 else "whole run"
     flops = report.prefill.flops + report.decode.flops
-    energy = "measured on this GPU" if report.energy_calibrated else "uncalibrated"
+    energy = _energy_basis(report)
     per_token_j = units.joules(report.energy_per_output_token_j)
     rate = f"{units.number(report.tokens_per_s)} tokens/s"
     facts = [Fact("TTFT", units.seconds(report.ttft_s), "time to first token: one prefill")]
@@ -244,7 +255,8 @@ def coverage_lines(report: CostReport) -> tuple[str, ...]:
         f"{units.share(coverage.understood_share_of_flops)} of FLOPs, "
         f"{units.share(coverage.understood_share_of_bytes)} of bytes",
         f"priced by estimators fitted on measurements of this GPU: "
-        f"{units.share(coverage.calibrated_share_of_time)} of the time",
+        f"{units.share(coverage.calibrated_share_of_time)} of the time, "
+        f"{units.share(coverage.calibrated_share_of_energy)} of the kernels' energy",
         *_measured_lines(report),
     ]
     lines += [

@@ -15,7 +15,9 @@ from typing import Final
 from hymell.errors import HymellError
 from hymell.estimators.level1.form import Form
 
-#: Modules of this package with the forms of each op.
+_ENERGY: Final = ("kernel_energy",)
+
+#: Modules of this package with the forms of each op; the forms of ``..._energy`` give J.
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "gemm": ("gemm_tile", "gemm_five_regime", "gemm_formats"),
     "attention_prefill": ("attention_prefill", "attention_tiles"),
@@ -39,6 +41,10 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "reduce_scatter": ("collective",),
     "all_to_all": ("collective",),
     "custom_all_reduce": ("collective",),
+    "gemm_energy": _ENERGY,
+    "attention_prefill_energy": _ENERGY,
+    "attention_decode_energy": _ENERGY,
+    "moe_energy": _ENERGY,
 }
 
 
@@ -69,6 +75,10 @@ def _make(op: str, name: str) -> Form | None:
         from hymell.estimators.level1.collective import collective
 
         return collective(op)
+    if MODULES.get(op) == _ENERGY and name == "power":
+        from hymell.estimators.level1.kernel_energy import kernel_energy
+
+        return kernel_energy(op.removesuffix("_energy"))
     if op in ("gdn", "kda", "mamba2"):
         from hymell.estimators.level1.scan import chunked_form, recurrent_form
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hymell.estimators.base import COMPUTE, MEMORY, KernelTime, Origin
+from hymell.estimators.base import COMPUTE, DATA_SHEET_POWER, MEMORY, KernelTime, Origin
 from hymell.hardware import Gpu
 from hymell.op_registry.primitives import Primitive, Value
 
@@ -62,6 +62,14 @@ class Roofline:
     def origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
         """The data sheet, whatever the primitive."""
         return Origin(self.name)
+
+    def energy_j(self, primitive: Primitive, gpu: Gpu, time_s: Value) -> Value | None:
+        """None: the data-sheet power model."""
+        return None
+
+    def energy_origin(self, primitive: Primitive, gpu: Gpu) -> Origin:
+        """The data sheet, whatever the primitive."""
+        return Origin(DATA_SHEET_POWER)
 
     def terms(self, primitive: Primitive, gpu: Gpu) -> tuple[Value, Value, Value]:
         """The three limits; their maximum is the time."""

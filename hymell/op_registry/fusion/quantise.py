@@ -8,7 +8,7 @@ from hymell.dims import simplify
 from hymell.dtypes import bytes_per_element, math_format
 from hymell.op_registry.dataflow import Base
 from hymell.op_registry.plan import Group, Plan
-from hymell.op_registry.primitives import Gemm, Memory
+from hymell.op_registry.primitives import Gemm, Memory, Preparation
 
 #: Format of the activations that meet weights in each low-precision data-sheet row; fp4 products
 #: take activations in NVFP4 blocks, int8 ones one byte with a scale per row.
@@ -58,4 +58,5 @@ def _conversion(gemm: Gemm, narrow: str) -> Memory:
         bytes_read=simplify(elements * bytes_per_element(gemm.a_dtype)),
         bytes_written=simplify(elements * bytes_per_element(narrow)),
         vector_flops=simplify(elements * 4),
+        prepares=Preparation(gemm, rows=simplify(gemm.batch * gemm.m)),
     )

@@ -1,0 +1,81 @@
+"""Energy of kernels by fitted power forms: where a calibration has one, and where it may be lent.
+
+The time is given, whatever priced it. A relative lends its form only within one kernel family and
+to a board of about its power: the coefficients are then scaled by TDP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hymell.estimators.base import DATA_SHEET_POWER, Origin
+from hymell.estimators.calibration import Calibration
+from hymell.estimators.fitted import Found, native, own, predict_rows, transferred
+from hymell.estimators.level1.device import Device
+from hymell.estimators.level1.kernel_energy import SIZES, energy_dims, energy_op
+from hymell.estimators.queries import query
+from hymell.hardware import Gpu, load_gpu
+from hymell.op_registry.primitives import Primitive, Value
+
+#: Boards further apart in TDP are built otherwise (PCIe cards, modules with a CPU): nothing is
+#: lent. B200 and GB200 are a factor of 1.2 apart, H100 SXM and PCIe 2, H200 and GH200 1.3.
+_ALIKE_TDP = 1.25
+
+
+@dataclass(frozen=True)
+class FittedEnergy:
+    """Power forms of calibrations for ``gpu``, those first in ``sources`` winning."""
+
+    gpu: Gpu
+    sources: tuple[Calibration, ...]
+    _found: dict[object, Found | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def energy_j(self, primitive: Primitive, time_s: Value) -> Value | None:
+        """Joules of a kernel that takes ``time_s`` seconds; None where nothing was fitted.
+
+        Sizes and times are numbers or arrays with one entry per workload.
+        """
+        found = self._find(primitive)
+        if found is None:
+            return None
+        return predict_rows(found.estimator, energy_dims(primitive, self.gpu, time_s)).time_s
+
+    def origin(self, primitive: Primitive) -> Origin:
+        """The form and the measurements behind it, or the data sheet."""
+        found = self._find(primitive)
+        if found is None:
+            return Origin(DATA_SHEET_POWER)
+        return Origin(found.estimator.form.name, found.calibration, found.at_home)
+
+    def _find(self, primitive: Primitive) -> Found | None:
+        asked = query(primitive)
+        if asked is None or asked.stand_in or asked.keys[0][0] not in SIZES:
+            return None
+        key = (asked.keys, primitive.math)
+        if key not in self._found:
+            self._found[key] = self._search(
+                [(energy_op(op), dtype, "") for op, dtype, _ in asked.keys], primitive.math
+            )
+        return self._found[key]
+
+    def _search(self, keys: list[tuple[str, str, str]], math: str) -> Found | None:
+        if not native(self.gpu, math):
+            return None
+        for calibration in self.sources:
+            at_home = own(self.gpu, calibration)
+            if not (at_home or _alike(self.gpu, load_gpu(calibration.gpu))):
+                continue
+            for key in dict.fromkeys(keys):
+                made = calibration.estimator(key)
+                if made is not None:
+                    where = f"{calibration.gpu}, {calibration.entries[key].origin}"
+                    if at_home:
+                        return Found(made, where, at_home)
+                    return transferred(made, key[0], Device.of(self.gpu), where)
+        return None
+
+
+def _alike(a: Gpu, b: Gpu) -> bool:
+    ratio = a.tdp_w / b.tdp_w
+    same = Device.of(a).family == Device.of(b).family != "other"
+    return same and 1 / _ALIKE_TDP <= ratio <= _ALIKE_TDP
