@@ -55,7 +55,7 @@ bench: $(INSTALLED) ## The benchmarks: docs/speed.md in minutes, docs/coverage.m
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/trace_coverage.py
 
-accuracy: $(INSTALLED) ## Held-out errors of the estimators: docs/accuracy.md, hours at first
+accuracy: $(INSTALLED) ## Held-out errors and pictures: docs/accuracy.md, hours at first
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_level1.py
 
 gate: $(INSTALLED) ## No estimator got worse on a fixed subset, two minutes

@@ -63,6 +63,30 @@ assert np.isfinite(costs["latency_s"]).all()
 print(seconds)
 """
 
+GEMMS = """
+import time, numpy as np
+from hymell.estimators.calibrated import predict_rows
+from hymell.estimators.calibration import shipped
+gemm = shipped("h100-sxm", "vllm").estimator(("gemm", "bfloat16", ""))
+assert gemm.correction_ is not None
+random = np.random.default_rng(0)
+count = 1_000_000
+sizes = {
+    "m": random.integers(1, 8193, count),
+    "n": 64 * random.integers(1, 449, count),
+    "k": 64 * random.integers(1, 449, count),
+    "batch": np.ones(count),
+    "copies": np.full(count, 6.0),
+}
+sizes = {name: values.astype(np.float32) for name, values in sizes.items()}
+predict_rows(gemm, {name: values[:1000] for name, values in sizes.items()})
+start = time.process_time()
+priced = predict_rows(gemm, sizes)
+seconds = time.process_time() - start
+assert (priced.time_s > 0).all()
+print(seconds)
+"""
+
 RETRACE = f"""
 import time, hymell
 from hymell import sources
@@ -138,6 +162,7 @@ def measure(rounds: int) -> dict[str, float]:
                 keep("first_report_s", first.cpu_s)
             keep("cached_report_s", run(report(MODEL), warm).cpu_s)
             keep("price_million_s", float(run(python(PRICE), warm).out))
+            keep("gemm_million_s", float(run(python(GEMMS), warm).out))
             keep("retrace_s", float(run(python(RETRACE), warm).out))
         with tempfile.TemporaryDirectory() as cold:
             keep("large_peak_bytes", children_peak(report(LARGE), cold))
@@ -179,6 +204,7 @@ def rows(f: dict[str, float]) -> list[tuple[str, str, str, str]]:
         ),
         _row("cached report", f["cached_report_s"], 0.5, " s"),
         _row("pricing 1,000,000 workloads, one core", f["price_million_s"], 10.0, " s"),
+        _row("1,000,000 GEMMs, corrected, one core", f["gemm_million_s"], 1.0, " s"),
         _row("re-trace of a changed config", f["retrace_s"], 0.7, " s"),
         _row("peak memory of a report of DeepSeek-V3", f["large_peak_bytes"] / 1e9, 1.0, " GB"),
     ]

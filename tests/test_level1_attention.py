@@ -333,6 +333,15 @@ def test_held_out_heads_are_whole_and_unseen() -> None:
             assert measured["kv_len"][train].max() <= 8192 < measured["kv_len"][test].min()
 
 
+@pytest.mark.parametrize(("groups", "expected"), [(1, 0), (2, 0), (3, 3)])
+def test_too_few_groups_have_no_hold_out(groups: int, expected: int) -> None:
+    heads = np.tile(2.0 ** np.arange(groups), 5)
+    measured = table("attention_decode", heads=heads)
+    found = list(attention_splits.held_groups(measured, ("heads",), "heads"))
+    assert len(found) == expected
+    assert all(train.any() and test.any() for _, train, test in found)
+
+
 def test_splits_are_the_same_every_time_and_differ_by_seed() -> None:
     first, second = (attention_splits.splits(head_table()) for _ in range(2))
     for (_, _, one), (_, _, other) in zip(first, second, strict=True):
