@@ -16,6 +16,7 @@ from hymell.estimators.level1.gemm_five_regime import FiveRegime
 from hymell.estimators.level1.gemm_formats import FORMATS
 from hymell.estimators.level1.gemm_tile import _join, _miss, tile_form, tiles
 from hymell.hardware import find_gpu
+from hymell.measure import operators
 from hymell.measure.splits import gemm as splits
 from hymell.measure.table import Table
 
@@ -288,3 +289,53 @@ def test_a_learning_curve_draws_training_rows_only() -> None:
     assert train[rows].all()
     np.testing.assert_array_equal(rows, splits.learning_rows(train, 30, seed=0))
     assert len(splits.learning_rows(train, 1000, seed=0)) == 50
+
+
+def dated(times_s: dict[tuple[str, str], float], library: str) -> Table:
+    """50 products of each (dtype, version), the fastest of which takes so long."""
+    count = 50
+    parts = list(times_s.items())
+    repeated = {
+        "dtype": [dtype for (dtype, _), _ in parts],
+        "version": [version for (_, version), _ in parts],
+    }
+    columns: dict[str, Any] = {
+        name: np.repeat(np.array(values, dtype=object), count) for name, values in repeated.items()
+    }
+    rows = count * len(parts)
+    times = np.concatenate([np.linspace(1.0, 9.0, count) * least for _, least in parts])
+    columns |= {"time_s": times, "sustained": np.zeros(rows, dtype=bool)}
+    columns |= {name: np.full(rows, 64.0) for name in "mnk"}
+    for name, value in {"source": "tests", "library": library, "gpu": "h100-sxm"}.items():
+        columns[name] = np.full(rows, value, dtype=object)
+    return Table("gemm", columns)
+
+
+def test_tables_that_timed_the_host_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = 60e-6, 4e-6
+    block, fp8, wide = "float8_block128", "float8_e4m3", "bfloat16"
+    tables = {
+        "vllm": {(wide, "2"): fast, (block, "1"): fast, (block, "2"): slow, (fp8, "2"): slow},
+        "sglang": {(wide, "5"): fast, (fp8, "5"): fast, (block, "5"): fast},
+    }
+
+    def read(op: str, gpu: str, library: str, root: object = None) -> Table:
+        if library not in tables:
+            raise HymellError("not measured")
+        return dated(tables[library], library)
+
+    monkeypatch.setattr(operators, "read", read)
+    gemm = next(operator for operator in operators.OPERATORS if operator.op == "gemm")
+    found = {r.dtype: (r.library, r.version) for r in operators.rows_of(gemm, "h100-sxm", "vllm")}
+    assert found == {wide: ("vllm", "2"), block: ("vllm", "1"), fp8: ("sglang", "5")}
+
+
+def test_no_fit_leaves_what_the_device_can_do() -> None:
+    gpu = device()
+    form = tile_form("bfloat16")
+    sizes = random_dims(400)
+    impossible = 0.05 * form.floor_s(sizes, gpu)
+    fitted = Level1(form, gpu, corrected=False, ridge=1e-6).fit(sizes, impossible).coefficients_
+    assert fitted["tensor_rate"] <= 1.001 * gpu.peak("bf16")
+    assert fitted["dram_rate"] <= 1.001 * gpu.bandwidth <= 1.01 * fitted["l2_rate"]
+    assert fitted["overlap"] >= 0.999

@@ -22,8 +22,9 @@ from hymell.estimators import calibration
 from hymell.estimators.calibration import Calibration, Entry
 from hymell.estimators.level1 import catalog
 from hymell.estimators.level1.device import Device
-from hymell.estimators.level1.estimator import Level1
+from hymell.estimators.level1.estimator import _FADING_OCTAVES, Level1
 from hymell.estimators.level1.form import Terms
+from hymell.estimators.level1.kernel_energy import SIZES, energy_op
 from hymell.estimators.level1.moe import expert_dims
 from hymell.estimators.queries import columns
 from hymell.hardware import load_gpu
@@ -43,10 +44,11 @@ with pytest.MonkeyPatch.context() as _patch:
 
 ROWS: Final = 600
 
-#: Ranges that a correction trusts itself beyond the sizes seen at which it has faded (`Level1`).
-FADED: Final = 4.0
-#: The same, up to which sizes are drawn.
-DRAWN: Final = 6.0
+#: Octaves beyond those over which a correction fades that sizes are drawn.
+BEYOND: Final = 2.0
+
+#: Most power that a kernel may draw, as a share of TDP.
+MOST_POWER: Final = 1.2
 
 #: What doubling a size may save where the analytical form speaks alone: splits and rounds of tiles
 #: step (docs/estimators/attention.md).
@@ -184,10 +186,19 @@ PROBES: Final[Mapping[str, Probe]] = {
 }
 
 
+def faded(made: Level1) -> float:
+    """Octaves outside the sizes seen at which a correction has faded."""
+    return made.trusted_octaves + _FADING_OCTAVES
+
+
+#: Ops whose estimators give J.
+POWERED: Final = frozenset(energy_op(op) for op in SIZES)
+
+
 def drawn(probe: Probe, made: Level1) -> dict[str, Array]:
-    """`ROWS` sizes, up to `DRAWN` trusted ranges below and above those measured, at least 1."""
+    """`ROWS` sizes, from well below to well above those where a correction says something."""
     random = np.random.default_rng(0)
-    reach = DRAWN * made.trusted_octaves
+    reach = faded(made) + BEYOND
     sizes = {}
     for name, bound in probe.free.items():
         low, high = made.ranges_[bound]
@@ -216,7 +227,7 @@ class Priced:
             value = np.log2(np.maximum(dims[name], 1.0))
             outside = np.maximum(outside, np.maximum(low - value, value - high))
         floor_s = made.form.floor_s(dims, made.device)
-        analytical_s = np.maximum(made.terms(dims).time_s, floor_s)
+        analytical_s = made.predict(dims, corrected=False).time_s
         return Priced(made.predict(dims).time_s, analytical_s, floor_s, outside)
 
 
@@ -224,7 +235,7 @@ def strange(entry: Entry, made: Level1) -> list[str]:
     """Predictions that are no time, beat the data sheet, or keep their correction far away."""
     probe = PROBES[entry.op]
     priced = Priced.of(made, probe.dims(drawn(probe, made), entry))
-    far = priced.outside >= FADED * made.trusted_octaves
+    far = priced.outside >= faded(made)
     found = {
         "not finite and positive": ~(np.isfinite(priced.time_s) & (priced.time_s > 0)),
         "below the data sheet": priced.time_s < priced.floor_s,
@@ -242,7 +253,7 @@ def dips(entry: Entry, made: Level1) -> list[str]:
     for name in probe.grow:
         twice = Priced.of(made, probe.dims({**sizes, name: 2 * sizes[name]}, entry))
         saved = 1.0 - twice.time_s / once.time_s
-        far = np.minimum(once.outside, twice.outside) >= FADED * made.trusted_octaves
+        far = np.minimum(once.outside, twice.outside) >= faded(made)
         beyond, within = saved[far], saved[~far]
         where = f"{entry.prefix}: twice the {name}"
         if beyond.max(initial=0.0) > FAR_DIP:
@@ -256,8 +267,8 @@ def dips(entry: Entry, made: Level1) -> list[str]:
 
 
 #: What benchmarks find in L2, by the size of a form that says so, and serving: public GEMM
-#: tables rotate at least five copies of the weights, the others replay one kernel.
-_WARM: Final = {"copies": (5.0, np.inf), "cold": (0.0, 1.0)}
+#: tables rotate up to six copies of the weights, the others replay one kernel.
+_WARM: Final = {"copies": (6.0, np.inf), "cold": (0.0, 1.0)}
 
 
 def cheap_serving(entry: Entry, made: Level1) -> list[str]:
@@ -281,10 +292,23 @@ def cheap_serving(entry: Entry, made: Level1) -> list[str]:
 def _check(check: Callable[[Entry, Level1], list[str]], held: Calibration) -> None:
     found = []
     for key, entry in held.entries.items():
-        made = held.estimator(key)
-        assert made is not None
-        found += check(entry, made)
+        if entry.op in PROBES:
+            made = held.estimator(key)
+            assert made is not None
+            found += check(entry, made)
     assert not found, "\n".join(found)
+
+
+def unlikely(entry: Entry, made: Level1) -> list[str]:
+    """Power that no board draws: below a tenth of TDP, or well above it."""
+    random = np.random.default_rng(0)
+    dims = {name: np.exp2(random.uniform(0.0, 24.0, ROWS)) for name in made.form.dims}
+    watts = made.predict(dims).time_s / (dims["time_us"] * 1e-6)
+    share = watts / made.device.tdp_w
+    bad = ~((share >= 0.1 * (1 - ROUNDING)) & (share <= MOST_POWER))
+    if not bad.any():
+        return []
+    return [f"{entry.prefix}: {bad.sum()} draw {share.min():.2f} to {share.max():.2f} of TDP"]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +323,17 @@ class TestShipped:
         return calibration.load(FOLDER / gpu / f"{library}.json")
 
     def test_every_op_is_asked(self, held: Calibration) -> None:
-        assert {op for op, _, _ in held.entries} <= set(PROBES)
+        times = {op for op, _, _ in held.entries if op not in POWERED}
+        assert times <= set(PROBES)
+
+    def test_power_is_what_a_board_draws(self, held: Calibration) -> None:
+        found = []
+        for key, entry in held.entries.items():
+            if entry.op in POWERED:
+                made = held.estimator(key)
+                assert made is not None
+                found += unlikely(entry, made)
+        assert not found, "\n".join(found)
 
     def test_times_are_sane_far_outside_what_was_measured(self, held: Calibration) -> None:
         _check(strange, held)
@@ -372,9 +406,9 @@ def test_a_correction_that_does_not_fade_is_found(monkeypatch: pytest.MonkeyPatc
     entry, made = _at_priors("pointwise", "elementwise", "bfloat16")
     plain = Level1.predict
 
-    def predict(self: Level1, dims: Any) -> Any:
+    def predict(self: Level1, dims: Any, *, corrected: bool = True) -> Any:
         found = plain(self, dims)
-        return replace(found, time_s=1.01 * found.time_s)
+        return replace(found, time_s=1.01 * found.time_s) if corrected else found
 
     monkeypatch.setattr(Level1, "predict", predict)
     assert any("corrected far outside" in line for line in strange(entry, made))

@@ -49,8 +49,9 @@ class Operator:
     the default first, then baselines; ``shapes``: the sizes that make one kernel's shape, coarse
     to fine, whole ones of which a correction is tried on; ``variant``: the label that tells
     estimators of one format apart; ``borrowed``: whose rows stand for a library that has none of
-    its own; ``joules``: its quantity is the energy of rows that `splits.energy` finds usable, not
-    their time.
+    its own, ``lent``: for formats that it has none of; ``host_s``: a table whose fastest row takes
+    longer timed the host that launches, and counts as none; ``joules``: its quantity is the energy
+    of rows that `splits.energy` finds usable, not their time.
     """
 
     op: str
@@ -61,6 +62,8 @@ class Operator:
     variant: str = ""
     rows: Mapping[str, object] = field(default_factory=dict)
     borrowed: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
+    host_s: float = np.inf
     recipe: Recipe = field(default_factory=Recipe)
     joules: bool = False
 
@@ -92,6 +95,8 @@ OPERATORS: Final = (
         ("tile-{dtype}",),
         (("n", "k"),),
         borrowed=("vidur", "llmservingsim"),
+        lent=ANY_ENGINE,
+        host_s=25e-6,
         recipe=Recipe(bound=2.0, f_scale=0.05),
     ),
     Operator(
@@ -304,18 +309,26 @@ def rows_of(operator: Operator, gpu: str, library: str, root: Path | None = None
     A version with only long runs stands in where there is no other; power was sampled in long runs
     alone. Nothing for an op without rows on this GPU.
     """
+    found: list[Rows] = []
     for name in dict.fromkeys((library, *operator.borrowed)):
-        try:
-            table = read(operator.table, gpu, name, root=root)
-        except HymellError:
-            continue
-        table = table.where(**operator.rows)
-        if operator.joules:
-            table = labelled(table)
-        found = list(_newest(operator, table))
+        found = list(_of_library(operator, gpu, name, root))
         if found:
-            yield from found
-            return
+            break
+    yield from found
+    for name in operator.lent if found else ():
+        formats = {rows.dtype for rows in found}
+        lent = [r for r in _of_library(operator, gpu, name, root) if r.dtype not in formats]
+        yield from lent
+        found += lent
+
+
+def _of_library(operator: Operator, gpu: str, name: str, root: Path | None) -> Iterator[Rows]:
+    try:
+        table = read(operator.table, gpu, name, root=root)
+    except HymellError:
+        return
+    table = table.where(**operator.rows)
+    yield from _newest(operator, labelled(table) if operator.joules else table)
 
 
 def _newest(operator: Operator, table: Table) -> Iterator[Rows]:
@@ -324,7 +337,10 @@ def _newest(operator: Operator, table: Table) -> Iterator[Rows]:
         bursts = {
             str(v): not mine["sustained"][mine["version"] == v].all()
             for v in np.unique(mine["version"].astype(str))
+            if mine["time_s"][mine["version"] == v].min() <= operator.host_s
         }
+        if not bursts:
+            continue
         chosen = mine.where(version=max(bursts, key=lambda v: (bursts[v], _natural(v))))
         for variant, part in _variants(operator, chosen):
             rows = Rows(operator, str(dtype), variant, part)

@@ -90,6 +90,8 @@ class Level1:
         names = [c.name for c in form.coefficients]
         prior = np.array([c.prior(device) for c in form.coefficients])
         sigma = np.array([c.sigma for c in form.coefficients])
+        least = np.array([c.least(device) if c.least else 0.0 for c in form.coefficients])
+        most = np.array([c.most(device) if c.most else np.inf for c in form.coefficients])
         best = np.inf
         for choice in form.choices:
 
@@ -106,6 +108,8 @@ class Level1:
                 f_scale=self.f_scale,
                 ridge=self.ridge,
                 seed=self.seed,
+                least=least,
+                most=most,
             )
             error = float(np.abs(np.log(predict(found, np.arange(len(time_s))) / time_s)).mean())
             if error < best:

@@ -30,13 +30,16 @@ REGIMES = ("launch", "memory", "balanced-memory", "balanced-compute", "compute")
 class Coefficient:
     """A positive coefficient: its unit, and a prior as a function of the device.
 
-    ``sigma`` is the width of the log-normal prior (1.0: a factor of e).
+    ``sigma`` is the width of the log-normal prior (1.0: a factor of e). No fit leaves
+    ``least(device)`` to ``most(device)``, where physics knows such bounds.
     """
 
     name: str
     unit: str
     prior: Callable[[Device], float]
     sigma: float = 1.0
+    least: Callable[[Device], float] | None = None
+    most: Callable[[Device], float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,18 +259,25 @@ def _relative(device: Device) -> float:
 def _coefficients(fmt: GemmFormat) -> tuple[Coefficient, ...]:
     common = (
         Coefficient("launch", "s", lambda d: 2.4e-6),
-        Coefficient("tensor_rate", "FLOP/s", lambda d: 0.8 * d.peak(fmt.math)),
-        Coefficient("dram_rate", "bytes/s", lambda d: 0.85 * d.bandwidth),
+        Coefficient(
+            "tensor_rate",
+            "FLOP/s",
+            lambda d: 0.8 * d.peak(fmt.math),
+            most=lambda d: d.peak(fmt.math),
+        ),
+        Coefficient(
+            "dram_rate", "bytes/s", lambda d: 0.85 * d.bandwidth, most=lambda d: d.bandwidth
+        ),
         Coefficient("feed_rate", "bytes/s per SM", lambda d: 118e9 * _relative(d)),
         Coefficient("epilogue", "s per 128x128 tile", lambda d: 0.8e-6),
-        Coefficient("overlap", "1", lambda d: 3.0),
+        Coefficient("overlap", "1", lambda d: 3.0, least=lambda d: 1.0),
         Coefficient("split_launch", "s", lambda d: 2.6e-6),
         Coefficient("split_rate", "bytes/s", lambda d: 1.8 * d.bandwidth),
         Coefficient("l2_share", "1", lambda d: 0.5),
         Coefficient("l2_width", "1", lambda d: 0.25),
         Coefficient("throttle", "1", lambda d: 0.2),
         Coefficient("throttle_flops", "FLOP", lambda d: 1e11),
-        Coefficient("l2_rate", "bytes/s", lambda d: 1.2 * d.bandwidth),
+        Coefficient("l2_rate", "bytes/s", lambda d: 1.2 * d.bandwidth, least=lambda d: d.bandwidth),
         Coefficient("wave", "1", lambda d: 0.15 if d.family in _MENU_OF else 0.8),
     )
     if not fmt.quantises:

@@ -22,12 +22,15 @@ def fit_log(
     max_rows: int = 6000,
     max_evaluations: int = 200,
     seed: int = 0,
+    least: Array | None = None,
+    most: Array | None = None,
 ) -> Array:
     """Coefficients that minimise soft-L1 of log(predicted / measured), near their priors.
 
     ``predict(coefficients, rows)`` gives seconds for the chosen rows. Each log-coefficient stays
     within ``bound`` of its prior and pays ``ridge * ((log c - log prior) / sigma)^2`` times the
-    number of rows, so that what the data does not identify stays put. At most ``max_rows`` rows,
+    number of rows, so that what the data does not identify stays put; ``least`` and ``most`` bound
+    the coefficients further. At most ``max_rows`` rows,
     drawn with ``seed``, are used: the fit is deterministic.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
@@ -47,10 +50,15 @@ def fit_log(
         robust = f_scale * np.sign(error) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled) - 1.0))
         return np.concatenate([robust, weight * (theta - centre) / sigma])
 
+    low, high = centre - bound, centre + bound
+    if least is not None and most is not None:
+        with np.errstate(divide="ignore"):  # no least value is 0
+            low, high = np.maximum(low, np.log(least)), np.minimum(high, np.log(most))
     found = least_squares(
         residuals,
-        centre,
-        bounds=(centre - bound, centre + bound),
+        # The solver starts inside the bounds.
+        np.clip(centre, low + 1e-6, high - 1e-6),
+        bounds=(low, high),
         # Finer steps change predictions by less than any table repeats to.
         ftol=1e-5,
         max_nfev=max_evaluations,
