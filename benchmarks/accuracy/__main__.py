@@ -13,7 +13,7 @@ from accuracy.records import Record, about, hold_outs, judged, means, repeatabil
 from accuracy.tables import GPUS, tables
 from hymell.errors import HymellError
 from hymell.estimators.calibration import FOLDER, TRANSFER_FILE
-from hymell.measure.judging import Effort, Split
+from hymell.measure.judging import Effort, Split, is_kept
 from hymell.measure.location import locate
 from hymell.measure.operators import OPERATORS, Rows
 
@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> None:
         splits = hold_outs(rows.splits(), options.seeds)
         if not splits:
             unjudged.append(about(gpu, rows))
+        if options.kept:
+            splits = [split for split in splits if is_kept(rows, effort, split, cache)]
         errors += judged(gpu, rows, splits, effort, cache)
         repeats += repeatability(gpu, rows)
         if splits and op not in pictures and not options.no_plots:
@@ -127,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         default=_MOST_SEEDS,
         choices=range(1, _MOST_SEEDS + 1),
         help="how many of a random hold-out",
+    )
+    parser.add_argument(
+        "--kept", action="store_true", help="fit nothing for errors that are not in the cache"
     )
     parser.add_argument("--no-curve", action="store_true", help="leave the learning curve out")
     parser.add_argument("--no-plots", action="store_true", help="leave the pictures out")

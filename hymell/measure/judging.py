@@ -243,7 +243,7 @@ def judge_all(
     """
     found: list[dict[str, Any]] = []
     for split in splits:
-        kept = None if cache is None else cache / f"{fingerprint(rows, effort, split)}.json"
+        kept = None if cache is None else _kept(rows, effort, split, cache)
         if kept is not None and kept.is_file():
             found += json.loads(kept.read_text(encoding="utf-8"))
             continue
@@ -253,6 +253,15 @@ def judge_all(
             kept.write_text(json.dumps(fresh), encoding="utf-8")
         found += fresh
     return found
+
+
+def is_kept(rows: Rows, effort: Effort, split: Split, cache: Path) -> bool:
+    """Whether `judge_all` would find the result of a hold-out in ``cache``."""
+    return _kept(rows, effort, split, cache).is_file()
+
+
+def _kept(rows: Rows, effort: Effort, split: Split, cache: Path) -> Path:
+    return cache / f"{fingerprint(rows, effort, split)}.json"
 
 
 def fingerprint(rows: Rows, effort: Effort, split: Split) -> str:
