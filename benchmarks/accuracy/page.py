@@ -67,8 +67,8 @@ fifth of the weights' shapes, whole head or expert configurations, whole widths)
 (a band of m, the longest lengths, the largest sizes).
 
 - **held out**: a random hold-out is made {_times(seeds)} at most, with seeds from 0; other kinds
-  leave out one width, parity or model after the other. A line shows the mean over them and, in brackets, how
-  many; rows are summed, max is the largest. accuracy.json lists each
+  leave out one width, parity or model after the other. A line shows the mean over them and, in
+  brackets, how many; rows are summed, max is the largest. accuracy.json lists each
 - **roofline**: data-sheet time + 3 us
 - **paper's form**: HYMELL's own regimes (arXiv 2608.06723), five for GEMM and three for row
   kernels, fitted on the same rows
