@@ -47,8 +47,8 @@ ROWS: Final = 600
 #: Octaves beyond those over which a correction fades that sizes are drawn.
 BEYOND: Final = 2.0
 
-#: Most power that a kernel may draw, as a share of TDP.
-MOST_POWER: Final = 1.2
+#: Most power that a form may say, as a share of TDP; reports cut it at TDP.
+MOST_POWER: Final = 1.5
 
 #: What doubling a size may save where the analytical form speaks alone: splits and rounds of tiles
 #: step (docs/estimators/attention.md).
@@ -397,7 +397,7 @@ def _planted(made: Level1, change: Callable[[Terms, Sizes], Array]) -> Level1:
     ("check", "change", "says"),
     [
         (strange, lambda t, d: np.where(d["m"] > 1e4, np.nan, t.time_s), "not finite"),
-        (dips, lambda t, d: 1e3 * t.time_s / d["n"] ** 2, "twice the n saves up to"),
+        (dips, lambda t, d: 1e3 * t.time_s / d["n"] ** 4, "twice the n saves up to"),
         (cheap_serving, lambda t, d: t.time_s * (1.2 - 0.1 * np.isinf(d["copies"])), "serving"),
     ],
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hymell.estimators.base import DATA_SHEET_POWER, Origin
 from hymell.estimators.calibration import Calibration
 from hymell.estimators.fitted import Found, native, own, predict_rows, transferred
@@ -33,12 +35,14 @@ class FittedEnergy:
     def energy_j(self, primitive: Primitive, time_s: Value) -> Value | None:
         """Joules of a kernel that takes ``time_s`` seconds; None where nothing was fitted.
 
-        Sizes and times are numbers or arrays with one entry per workload.
+        Sizes and times are numbers or arrays with one entry per workload. No more than the TDP for
+        the time: the board's limit.
         """
         found = self._find(primitive)
         if found is None:
             return None
-        return predict_rows(found.estimator, energy_dims(primitive, self.gpu, time_s)).time_s
+        drawn_j = predict_rows(found.estimator, energy_dims(primitive, self.gpu, time_s)).time_s
+        return np.minimum(drawn_j, self.gpu.tdp_w * time_s)
 
     def origin(self, primitive: Primitive) -> Origin:
         """The form and the measurements behind it, or the data sheet."""
