@@ -20,6 +20,9 @@ _TWIN = {"bf16": "fp16", "fp16": "bf16"}
 #: Rows from which on equal rows are priced once.
 _WORTH_SORTING = 64
 
+#: Rows that tell whether sorting is worth it.
+_SAMPLED_ROWS = 2048
+
 #: Rows priced together: their intermediate results stay in a core's cache.
 _BLOCK_ROWS = 8192
 
@@ -106,15 +109,27 @@ def _in_blocks(estimator: Level1, dims: Dims) -> Prediction:
 def _distinct(dims: Dims) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """A row of each distinct combination of sizes, and which of them every row is.
 
-    None where more than half of the rows are distinct, which one size alone may tell.
+    None where more than half of the rows are distinct, which a sample may tell.
     """
     rows = len(next(iter(dims.values())))
+    varied = [values for values in dims.values() if (values != values[0]).any()]
+    if varied and _mostly_distinct(varied, rows):
+        return None
     code: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
-    for values in dims.values():
-        if (values != values[0]).any():
-            alone, index = np.unique(values, return_inverse=True)
-            joint, code = np.unique(code * len(alone) + index, return_inverse=True)
-            if 2 * len(joint) > rows:
-                return None
+    for values in varied:
+        alone, index = np.unique(values, return_inverse=True)
+        joint, code = np.unique(code * len(alone) + index, return_inverse=True)
+        if 2 * len(joint) > rows:
+            return None
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return first, inverse
+
+
+def _mostly_distinct(varied: list[NDArray[np.float64]], rows: int) -> bool:
+    """Whether a sample has as few equal rows as one of rows / 2 combinations: n^2 / rows pairs."""
+    if rows <= _SAMPLED_ROWS:
+        return False
+    chosen = np.linspace(0, rows - 1, _SAMPLED_ROWS).astype(np.int64)
+    sample = np.stack([values[chosen] for values in varied])
+    equal = _SAMPLED_ROWS - np.unique(sample, axis=1).shape[1]
+    return bool(equal < _SAMPLED_ROWS**2 / rows)
