@@ -73,3 +73,86 @@ class Precision:
 
 #: Every tensor in the format that the checkpoint keeps it in.
 AS_STORED = Precision()
+
+#: More GPUs, stages or micro-batches than this are taken for mistakes.
+MAX_GPUS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How a model is spread over GPUs.
+
+    ``tp`` GPUs share every layer: heads, widths, vocabulary. ``ep`` groups of GPUs share the routed
+    experts: a divisor of ``tp``, so that each expert's width is split over the tp / ep GPUs of its
+    group; or any number beside ``tp`` 1, where each GPU runs the rest of the model for its part of
+    the batch. ``pp`` stages of consecutive layers follow each other; the batch passes through them
+    in ``microbatches`` equal parts. Raises HymellError for numbers that make no sense.
+    """
+
+    tp: int = 1
+    ep: int = 1
+    pp: int = 1
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "ep", "pp", "microbatches"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise HymellError(f"{name} must be a whole number, not {value!r}")
+            if not 1 <= value <= MAX_GPUS:
+                raise HymellError(f"{name} must be from 1 to {MAX_GPUS}, not {value}")
+        if self.tp > 1 and self.tp % self.ep:
+            raise HymellError(
+                f"ep {self.ep} must divide tp {self.tp}: experts are spread over the GPUs that "
+                "share a layer; or leave tp at 1, and each GPU takes a part of the batch"
+            )
+        if self.microbatches > 1 and self.pp == 1:
+            raise HymellError("microbatches need stages to pass through: give --pp 2 or more")
+
+    @property
+    def per_stage(self) -> int:
+        """GPUs of one pipeline stage."""
+        return max(self.tp, self.ep)
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return self.per_stage * self.pp
+
+    @property
+    def replicas(self) -> int:
+        """Parts of a micro-batch that different GPUs run outside the experts."""
+        return self.ep if self.tp == 1 else 1
+
+    @property
+    def batch_parts(self) -> int:
+        """Equal parts into which the batch is cut."""
+        return self.replicas * self.microbatches
+
+    @property
+    def experts_width(self) -> int:
+        """GPUs over which the width of one expert is split."""
+        return self.tp // self.ep if self.tp > 1 else 1
+
+    def check_batch(self, batch: int) -> None:
+        """Raise HymellError for a batch that the parts cannot share evenly."""
+        if batch % self.batch_parts:
+            raise HymellError(
+                f"a batch of {batch} cannot be cut into {self.batch_parts} equal parts "
+                f"({self.replicas} of ep, {self.microbatches} micro-batches); "
+                f"choose a multiple of {self.batch_parts}"
+            )
+
+    def to_dict(self) -> dict[str, int]:
+        """The four numbers, and the GPUs they add up to."""
+        return {
+            "tp": self.tp,
+            "ep": self.ep,
+            "pp": self.pp,
+            "microbatches": self.microbatches,
+            "gpus": self.gpus,
+        }
+
+
+#: Everything on one GPU.
+SINGLE = Parallel()

@@ -31,4 +31,5 @@ def experts(op: Op, flow: Dataflow) -> Experts:
         out_dtype=op.outputs[0].dtype,
         math=flow.math(activation, weight_dtype),
         bias=any(len(spec.shape) == 2 for spec in stored) and len(matrices) < len(stored),
+        ranks=op.attrs.get("ranks", 1),
     )

@@ -105,6 +105,7 @@ class Experts:
 
     ``tokens`` T are routed to ``top_k`` of ``experts`` E; ``skew`` is the Zipf exponent of the
     experts' popularity (0: uniform). Weight bytes are those of the experts that get a token.
+    ``ranks``: the experts are spread over that many GPUs, and costs are one GPU's mean share.
     """
 
     kind: ClassVar[str] = "experts"
@@ -120,20 +121,22 @@ class Experts:
     math: str = "bf16"
     skew: float = 0.0
     bias: bool = False
+    ranks: int = field(default=1, repr=False)
 
     @property
     def pairs(self) -> Value:
-        """(token, expert) pairs: T * k."""
-        return self.tokens * self.top_k
+        """(token, expert) pairs that one GPU serves: T * k, where it has all experts."""
+        pairs = self.tokens * self.top_k
+        return pairs if self.ranks == 1 else pairs / self.ranks
 
     @property
     def tokens_per_expert(self) -> Value:
         """Mean tokens that an expert gets: T * k / E."""
-        return self.pairs / self.experts
+        return self.tokens * self.top_k / self.experts
 
     @property
     def active_experts(self) -> Value:
-        """Expected number of experts that get at least one token.
+        """Expected number of experts that get at least one token, on all GPUs together.
 
         E (1 - (1 - k/E)^T) under uniform routing; with a skew, the sum over experts of
         1 - (1 - p_e)^T where p_e is the chance that a token picks expert e.
@@ -170,7 +173,8 @@ class Experts:
 
     @property
     def weight_bytes(self) -> Value:
-        return self.active_experts * self.expert_bytes
+        active = self.active_experts
+        return (active if self.ranks == 1 else active / self.ranks) * self.expert_bytes
 
     @property
     def _activation_bytes(self) -> Value:
@@ -546,6 +550,34 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """A message that ``n_gpus`` exchange; ``op``: a collective of `level1.collective` or send_recv.
+
+    ``message_bytes`` is the size in the meaning of nccl-tests: the buffer that an all-reduce
+    reduces, the whole output of an all-gather, the whole input of an all-to-all.
+    """
+
+    kind: ClassVar[str] = "collective"
+    flops: ClassVar[int] = 0
+    flops_causal: ClassVar[int] = 0
+    vector_flops: ClassVar[int] = 0
+    weight_bytes: ClassVar[int] = 0
+    op: str
+    message_bytes: Value
+    n_gpus: int
+    dtype: str = "bfloat16"
+    math: str = "fp32"
+
+    @property
+    def bytes_read(self) -> Value:
+        return self.message_bytes
+
+    @property
+    def bytes_written(self) -> Value:
+        return self.message_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """An op nobody registered: its bytes are known from its tensors, its FLOPs are not."""
 
@@ -571,5 +603,6 @@ Primitive: TypeAlias = (
     | Conv
     | Conv1d
     | Scan
+    | Collective
     | Unknown
 )
