@@ -11,7 +11,7 @@ from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.graph import OpGraph
 from hymell.op_registry.opaque import OPAQUE_MODULES
-from hymell.workload import Precision, Workload
+from hymell.workload import Parallel, Precision, Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -155,6 +155,10 @@ def predict(
     gco2_per_kwh: float | None = None,
     kv_pool_bytes: float | None = None,
     calibration: CalibrationChoice = "auto",
+    tp: int = 1,
+    ep: int = 1,
+    pp: int = 1,
+    microbatches: int = 1,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     revision: str | None = None,
@@ -162,7 +166,7 @@ def predict(
     use_cache: bool = True,
     progress: Progress | None = None,
 ) -> CostReport:
-    """What one workload of a model costs on one GPU under one engine.
+    """What one workload of a model costs on one GPU, or on several, under one engine.
 
     ``model`` is whatever `trace` takes, or a graph it returned. ``gpu`` is a name
     (`hymell.hardware.find_gpu`) or a data-sheet JSON of your own; ``engine`` one of eager, compile,
@@ -170,7 +174,9 @@ def predict(
     the Zipf exponent of expert popularity (0: uniform); ``price_per_hour`` is in your money,
     ``gco2_per_kwh`` in grams. ``calibration`` "auto" prices kernels with what was fitted for the
     engine on this GPU or its nearest relative, "none" with the data sheet alone, a file of `hymell
-    calibrate` with that. A workload that does not fit returns a report with
+    calibrate` with that. ``tp``, ``ep``, ``pp`` and ``microbatches`` spread the model over GPUs
+    (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those of one GPU.
+    A workload that does not fit returns a report with
     ``memory.fits`` False and advice. Raises HymellError for bad input.
     """
     from hymell.estimators.calibrated import choose
@@ -179,6 +185,7 @@ def predict(
     from hymell.op_registry.engines import get_engine
 
     precision = Precision.of(dtype, kv_dtype)
+    parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
     estimator = choose(chosen_gpu, chosen_engine.name, calibration)
     graph = (
@@ -205,4 +212,5 @@ def predict(
         gco2_per_kwh=gco2_per_kwh,
         kv_pool_bytes=kv_pool_bytes,
         estimator=estimator,
+        parallel=parallel,
     )

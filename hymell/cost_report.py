@@ -7,13 +7,15 @@ Plain frozen dataclasses; every field name carries its unit. ``to_dict`` is what
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 1
+
+_ONE_GPU = {"tp": 1, "ep": 1, "pp": 1, "microbatches": 1, "gpus": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class PhaseCost:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCost:
-    """Bytes on the GPU at the longest point of the run.
+    """Bytes on the GPU, of several on the fullest one, at the longest point of the run.
 
     ``kv_cache_bytes`` covers KV, latent KV and recurrent state; ``pool_bytes`` is what the engine
     claims of the GPU (0 when it claims what it needs); ``max_batch`` is the largest batch of this
@@ -135,7 +137,12 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What one workload of one model costs; see `hymell.predict`."""
+    """What one workload of one model costs; see `hymell.predict`.
+
+    On several GPUs (``parallel``: tp, ep, pp, microbatches, gpus) times are those of the run;
+    energy, power, ``cost`` and ``gco2`` of all GPUs, here and in phases, blocks and kernels; FLOPs,
+    bytes, launches and sizes of one GPU of each stage; ``memory`` of the fullest GPU.
+    """
 
     model: str
     gpu: str
@@ -161,6 +168,7 @@ class CostReport:
     warnings: tuple[str, ...] = ()
     cost: Mapping[str, float] | None = None
     gco2: Mapping[str, float] | None = None
+    parallel: Mapping[str, int] = field(default_factory=lambda: dict(_ONE_GPU))
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

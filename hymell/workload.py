@@ -74,6 +74,9 @@ class Precision:
 #: Every tensor in the format that the checkpoint keeps it in.
 AS_STORED = Precision()
 
+#: GPUs that one machine's links connect (HGX, DGX).
+MACHINE_GPUS = 8
+
 #: More GPUs, stages or micro-batches than this are taken for mistakes.
 MAX_GPUS = 4096
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 _RUN, _NUMBERS, _SOURCE, _OUTPUT = "Workload", "Money and carbon", "Model source", "Output"
+_GPUS = "Several GPUs"
 
 Model = Annotated[
     str,
@@ -62,7 +63,7 @@ KvPool = Annotated[
     float | None,
     typer.Option(
         "--kv-pool-gb",
-        help="KV pool that the engine reported, in GB (1e9 bytes); default: estimated.",
+        help="KV pool that the engine reported per GPU, in GB (1e9 bytes); default: estimated.",
         rich_help_panel=_RUN,
     ),
 ]
@@ -76,9 +77,34 @@ Calibration = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+Tp = Annotated[
+    int,
+    typer.Option("--tp", help="GPUs that share every layer (tensor).", rich_help_panel=_GPUS),
+]
+Ep = Annotated[
+    int,
+    typer.Option(
+        "--ep",
+        help="Groups of GPUs that share a MoE's experts: a divisor of --tp, or with --tp 1 the "
+        "GPUs that each take a part of the batch.",
+        rich_help_panel=_GPUS,
+    ),
+]
+Pp = Annotated[
+    int,
+    typer.Option("--pp", help="Stages of consecutive layers (pipeline).", rich_help_panel=_GPUS),
+]
+Microbatches = Annotated[
+    int,
+    typer.Option(
+        "--microbatches",
+        help="Equal parts of the batch that follow each other through the stages.",
+        rich_help_panel=_GPUS,
+    ),
+]
 Price = Annotated[
     float | None,
-    typer.Option("--price-per-hour", help="What the GPU costs per hour.", rich_help_panel=_NUMBERS),
+    typer.Option("--price-per-hour", help="What one GPU costs per hour.", rich_help_panel=_NUMBERS),
 ]
 Carbon = Annotated[
     float | None,

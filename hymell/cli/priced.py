@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
             "hymell report meta-llama/Meta-Llama-3-8B",
             "hymell report Qwen/Qwen3-30B-A3B --gpu h200 --batch 64 --prompt 2048 --output 512",
             "hymell report ./my-model --engine sglang --price-per-hour 2.5 --gco2-per-kwh 300",
+            "hymell report meta-llama/Meta-Llama-3-70B --tp 4 --price-per-hour 2.5",
             "hymell report mistralai/Mistral-7B-v0.1 --json -o report.json",
         ),
         fails_unless_fits=True,
@@ -81,6 +82,10 @@ def _add(
         routing_skew: options.Skew = 0.0,
         kv_pool_gb: options.KvPool = None,
         calibration: options.Calibration = "auto",
+        tp: options.Tp = 1,
+        ep: options.Ep = 1,
+        pp: options.Pp = 1,
+        microbatches: options.Microbatches = 1,
         price_per_hour: options.Price = None,
         gco2_per_kwh: options.Carbon = None,
         revision: options.Revision = None,
@@ -109,6 +114,10 @@ def _add(
                 gco2_per_kwh=gco2_per_kwh,
                 kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * _BYTES_PER_GB,
                 calibration=calibration,
+                tp=tp,
+                ep=ep,
+                pp=pp,
+                microbatches=microbatches,
                 revision=revision,
                 trust_remote_code=trust_remote_code,
                 use_cache=not no_cache,
@@ -139,7 +148,10 @@ def _does_not_fit(report: CostReport) -> str:
     need = memory(report.memory.total_bytes)
     room = memory(report.memory.usable_bytes)
     would = "; ".join(report.memory.advice) or "a larger GPU or several would"
-    return f"does not fit on {report.gpu}: needs {need}, {room} usable; {would}"
+    gpus = report.parallel["gpus"]
+    where = report.gpu if gpus == 1 else f"{gpus} x {report.gpu}"
+    per = "" if gpus == 1 else " per GPU"
+    return f"does not fit on {where}: needs {need}, {room} usable{per}; {would}"
 
 
 def _report_view(report: CostReport) -> View:

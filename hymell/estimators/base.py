@@ -18,8 +18,10 @@ from hymell.graph import OpGraph, Phase
 from hymell.hardware import Gpu
 from hymell.op_registry.engines.base import Engine
 from hymell.op_registry.kernels import Lowered
+from hymell.op_registry.lower import prepare
+from hymell.op_registry.parallel import Rank
 from hymell.op_registry.primitives import Primitive, Value
-from hymell.workload import Precision
+from hymell.workload import SINGLE, Parallel, Precision
 
 Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -100,7 +102,8 @@ class Estimator(Protocol):
 class Deployment:
     """A traced model, the engine that runs it, the GPU it runs on and what prices it.
 
-    ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``.
+    ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``, on
+    one GPU of ``parallel``.
     """
 
     graph: OpGraph
@@ -109,6 +112,16 @@ class Deployment:
     estimator: Estimator
     lowered: Callable[[int], Lowered]
     precision: Precision = field(default_factory=Precision)
+    parallel: Parallel = SINGLE
+    _ranks: dict[int, Rank] = field(default_factory=dict, repr=False, compare=False)
+
+    def rank(self, index: int) -> Rank:
+        """What one GPU runs of ``graph.regions[index]``; errors as `lower`."""
+        if index not in self._ranks:
+            region = self.graph.regions[index]
+            made = prepare(region, self.graph.facts, self.precision, self.parallel)
+            self._ranks[index] = made
+        return self._ranks[index]
 
     @property
     def encoder_decoder(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hymell.cost_report import BlockCost, Coverage, KernelCost
 from hymell.estimators.base import REGIMES, Deployment
+from hymell.estimators.pipeline import overlap
 from hymell.estimators.rollup import KernelDetail
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.primitives import Unknown, sizes
@@ -65,8 +66,8 @@ def _kernel_cost(phase: str, detail: KernelDetail, model: Deployment) -> KernelC
         flops_causal=_number(sums.flops_causal),
         bytes=_number(sums.bytes),
         weight_bytes=_number(sums.weight_bytes),
-        time_s=_number(sums.time_s),
-        energy_j=_number(sums.energy_j),
+        time_s=_number(sums.time_s) * overlap(model),
+        energy_j=_number(sums.energy_j) * model.parallel.per_stage,
         share_of_time=0.0,
         regime=REGIMES[int(_number(detail.regime))],
         estimator=origin.estimator,

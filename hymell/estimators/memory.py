@@ -20,12 +20,14 @@ from hymell.dims import evaluate
 from hymell.dtypes import bytes_per_element
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
+from hymell.estimators.pipeline import largest_stage
 from hymell.graph import Operand, Region, Size, StateSpec
 from hymell.hardware import Gpu, list_gpus
 from hymell.op_registry.engines.base import Engine
 from hymell.op_registry.kernels import Lowered
+from hymell.op_registry.lower import prepare
 from hymell.op_registry.precision import apply
-from hymell.workload import MAX_BATCH, Precision, Workload
+from hymell.workload import MAX_BATCH, SINGLE, Precision, Workload
 
 #: CUDA context (about 300 MB with lazy module loading, pytorch/pytorch#107667) plus the cuBLAS and
 #: attention workspaces that the framework keeps (32 MiB each on Hopper, pytorch/pytorch#139442).
@@ -66,7 +68,8 @@ def memory_cost(
     used = needs.at(batch, prompt, output)
     usable = needs.usable(used)
     fits = needs.fit(batch, prompt, output)
-    max_batch = _largest(lambda b: needs.fit(b, prompt, output), MAX_BATCH)
+    parts = model.parallel.batch_parts
+    max_batch = parts * _largest(lambda b: needs.fit(b * parts, prompt, output), MAX_BATCH // parts)
     claims = is_serving(model.engine) or kv_pool_bytes is not None
     return MemoryCost(
         weights_bytes=used.weights,
@@ -90,7 +93,8 @@ def weights_bytes(model: Deployment, precision: Precision | None = None) -> floa
 
     Everything else (norms, and embeddings unless the whole model is cast) stays as stored. Weights
     that several layers share are read more often than they are stored; their change is scaled down
-    so that the model is counted once.
+    so that the model is counted once. Of several GPUs it is what the fullest one holds: its part of
+    each weight that they split, of a pipeline's largest stage, with the larger end of the model.
     """
     precision = model.precision if precision is None else precision
     facts = model.graph.facts
@@ -99,7 +103,26 @@ def weights_bytes(model: Deployment, precision: Precision | None = None) -> floa
     changed = _operand_bytes(apply(region, facts, precision)[0])
     read = sum(stored.values())
     once = min(1.0, facts.weight_bytes / read) if read else 0.0
-    return facts.weight_bytes + once * (sum(changed.values()) - read)
+    total = facts.weight_bytes + once * (sum(changed.values()) - read)
+    if model.parallel == SINGLE:
+        return total
+    parts = prepare(region, facts, precision, model.parallel).weights
+    held = {name: size * float(parts.get(name, 1)) for name, size in changed.items()}
+    total -= once * (sum(changed.values()) - sum(held.values()))
+    return total - once * _elsewhere(model, region, held)
+
+
+def _elsewhere(model: Deployment, region: Region, held: dict[str, float]) -> float:
+    """Bytes of ``held`` that lie in other stages of the pipeline than the largest."""
+    if model.parallel.pp == 1:
+        return 0.0
+    layers = region.layers
+    first, last = min(s.start for s in layers), max(s.stop for s in layers)
+    inside, before, after = (
+        sum(held[name] for name in _operand_bytes(replace(region, ops=ops)))
+        for ops in (region.ops[first:last], region.ops[:first], region.ops[last:])
+    )
+    return inside * (1 - largest_stage(model)) + min(before, after)
 
 
 def _operand_bytes(region: Region) -> dict[str, float]:
@@ -127,11 +150,20 @@ def cache_bytes(model: Deployment, batch: int, prompt: int, output: int) -> tupl
         return 0.0, 0.0
     source, length = _end(model, prompt, output)
     region = model.graph.region("decode", batch, source, length)
-    # The formats of the cache do not depend on the ops, which are many.
-    entries = apply(replace(region, ops=()), model.graph.facts, model.precision)[0].state
-    held = [(e.kind, _entry_bytes(e, model.engine, batch, source, length)) for e in entries]
+    entries = _entries(model, region)
+    share = 1.0 if model.parallel.pp == 1 else largest_stage(model)
+    held = [(e.kind, share * _entry_bytes(e, model.engine, batch, source, length)) for e in entries]
     state = math.fsum(size for kind, size in held if kind in ("recurrent", "conv"))
     return math.fsum(size for _, size in held), state
+
+
+def _entries(model: Deployment, region: Region) -> tuple[StateSpec, ...]:
+    """The cache that one GPU keeps of a decode region."""
+    if model.parallel == SINGLE:
+        # The formats of the cache do not depend on the ops, which are many.
+        return apply(replace(region, ops=()), model.graph.facts, model.precision)[0].state
+    index = next(i for i, known in enumerate(model.graph.regions) if known is region)
+    return model.rank(index).region.state
 
 
 def _end(model: Deployment, prompt: int, output: int) -> tuple[int, int]:
@@ -161,12 +193,13 @@ def _grows(size: Size) -> bool:
 
 def _growth(model: Deployment, prompt: int, output: int) -> float:
     """Bytes that the last token of one sequence added to the cache: full windows add nothing."""
-    last = cache_bytes(model, 1, prompt, output)[0]
+    one = model.parallel.replicas
+    last = cache_bytes(model, one, prompt, output)[0]
     if output > 1:
-        return last - cache_bytes(model, 1, prompt, output - 1)[0]
+        return last - cache_bytes(model, one, prompt, output - 1)[0]
     if prompt > 1:
-        return last - cache_bytes(model, 1, prompt - 1, output)[0]
-    return last - cache_bytes(model, 1, prompt, output)[1]
+        return last - cache_bytes(model, one, prompt - 1, output)[0]
+    return last - cache_bytes(model, one, prompt, output)[1]
 
 
 def _peak_finder(model: Deployment) -> Callable[[int], _Peak]:
@@ -235,11 +268,13 @@ class _Needs:
 
     def _activations(self, batch: int, prompt: int, output: int) -> float:
         model = self.model
+        # Formulas of a part of the batch are written in the whole batch.
+        parts = model.parallel.batch_parts
         rows: float = batch
         queries = prompt
-        if is_serving(model.engine) and batch * prompt > PREFILL_CHUNK:
+        if is_serving(model.engine) and batch * prompt > PREFILL_CHUNK * parts:
             queries = min(prompt, PREFILL_CHUNK)
-            rows = PREFILL_CHUNK / queries
+            rows = PREFILL_CHUNK * parts / queries
         index = model.region_index("prefill", math.ceil(rows), queries, 0)
         peak = self.peak(index).at(rows, queries, 0)
         if "decode" in model.graph.phases() and output > 1:
@@ -296,9 +331,10 @@ def _lighter_weights(needs: _Needs, workload: Workload) -> Iterator[str]:
 
 def _more_memory(needs: _Needs, used: _Used) -> Iterator[str]:
     gpu, share = needs.model.gpu, needs.model.engine.memory_fraction
+    gpus = needs.model.parallel.gpus
     room = share * capacity_bytes(gpu) - RESERVE_BYTES
     if room > 0:
-        count = math.ceil((used.total - RESERVE_BYTES) / room)
+        count = math.ceil((used.total - RESERVE_BYTES) * gpus / room)
         yield f"by memory alone, split evenly, {count} x {gpu.name} would hold it"
     larger = [
         other
@@ -309,4 +345,5 @@ def _more_memory(needs: _Needs, used: _Used) -> Iterator[str]:
     ]
     larger.sort(key=capacity_bytes)
     if larger:
-        yield f"one of these would hold it: {', '.join(other.name for other in larger[:6])}"
+        needed = "one" if gpus == 1 else f"{gpus}"
+        yield f"{needed} of these would hold it: {', '.join(other.name for other in larger[:6])}"

@@ -25,7 +25,9 @@ from hymell.estimators.breakdown import (
 )
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import Roofline
+from hymell.estimators.links import Linked
 from hymell.estimators.memory import PREFILL_CHUNK, RESERVE_BYTES, is_serving, memory_cost
+from hymell.estimators.pipeline import energy_j, overlap
 from hymell.estimators.rollup import KernelDetail, PhaseTotals, decode_totals, prefill_totals
 from hymell.graph import OpGraph
 from hymell.hardware import Gpu
@@ -33,7 +35,15 @@ from hymell.op_registry.engines.base import Engine
 from hymell.op_registry.kernels import Kernel, Lowered
 from hymell.op_registry.lower import lower
 from hymell.op_registry.primitives import Experts, GroupedGemm
-from hymell.workload import MAX_BATCH, MAX_TOKENS, Precision, Workload
+from hymell.workload import (
+    MACHINE_GPUS,
+    MAX_BATCH,
+    MAX_TOKENS,
+    SINGLE,
+    Parallel,
+    Precision,
+    Workload,
+)
 
 #: Workloads priced together: large enough for numpy, small enough for a core's cache.
 CHUNK_ROWS = 32_768
@@ -49,10 +59,12 @@ def deploy(
     precision: Precision | None = None,
     skew: float = 0.0,
     estimator: Estimator | None = None,
+    parallel: Parallel = SINGLE,
 ) -> Deployment:
-    """A model on a GPU under an engine, each region lowered once, when it is first needed.
+    """A model on a GPU, or on several, under an engine; each region is lowered once, when needed.
 
-    ``skew`` is the Zipf exponent of expert popularity. Raises HymellError for a negative skew.
+    ``skew`` is the Zipf exponent of expert popularity. Raises HymellError for a negative skew;
+    lowering raises it for a model that ``parallel`` cannot split.
     """
     if not (math.isfinite(skew) and skew >= 0):
         raise HymellError(f"the routing skew must be 0 (uniform) or more, not {skew}")
@@ -60,9 +72,14 @@ def deploy(
 
     @cache
     def lowered(index: int) -> Lowered:
-        return lower(graph.regions[index], engine, graph.facts, formats, skew=skew)
+        return lower(
+            graph.regions[index], engine, graph.facts, formats, skew=skew, parallel=parallel
+        )
 
-    return Deployment(graph, gpu, engine, estimator or Roofline(), lowered, formats)
+    priced_by = estimator or Roofline()
+    if parallel != SINGLE:
+        priced_by = Linked(priced_by, custom=is_serving(engine))
+    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel)
 
 
 def price(
@@ -76,8 +93,12 @@ def price(
     precision: Precision | None = None,
     skew: float = 0.0,
     estimator: Estimator | None = None,
+    parallel: Parallel = SINGLE,
 ) -> dict[str, Array]:
     """Cost of many workloads of one model; ``B``, ``prompt``, ``output`` broadcast to one shape.
+
+    Energy is that of all GPUs of ``parallel``; FLOPs, bytes and launches are those of one GPU of
+    each stage.
 
     Returns arrays of that shape: ``ttft_s``, ``tpot_s`` (0 where output is 1: nothing is decoded),
     ``latency_s``, ``tokens_per_s``, ``energy_j``, ``energy_per_output_token_j``, and per phase
@@ -86,10 +107,18 @@ def price(
     below 1 or absurdly large, and for a workload that no traced region holds.
     """
     model = deploy(
-        graph, gpu=gpu, engine=engine, precision=precision, skew=skew, estimator=estimator
+        graph,
+        gpu=gpu,
+        engine=engine,
+        precision=precision,
+        skew=skew,
+        estimator=estimator,
+        parallel=parallel,
     )
     arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (B, prompt, output)))
     _check(arrays)
+    for batch in np.unique(arrays[0]):
+        parallel.check_batch(int(batch))
     shape, rows = arrays[0].shape, arrays[0].size
     flat = [np.ascontiguousarray(values).reshape(-1) for values in arrays]
     found: dict[str, Array] = {}
@@ -119,17 +148,17 @@ def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> di
     for phase, totals in (("prefill", prefill), ("decode", decode)):
         for name in ("flops", "flops_causal", "bytes", "weight_bytes", "time_s", "launches"):
             costs[f"{phase}_{name}"] = getattr(totals, name)
-        costs[f"{phase}_energy_j"] = _energy_j(totals, power)
+        costs[f"{phase}_energy_j"] = energy_j(model, totals, power)
     latency_s = prefill.time_s + decode.time_s
-    energy_j = costs["prefill_energy_j"] + costs["decode_energy_j"]
+    joules = costs["prefill_energy_j"] + costs["decode_energy_j"]
     tokens = B * output
     return {
         "ttft_s": prefill.time_s,
         "tpot_s": decode.time_s / np.maximum(output - 1, 1),
         "latency_s": latency_s,
         "tokens_per_s": tokens / latency_s,
-        "energy_j": energy_j,
-        "energy_per_output_token_j": energy_j / tokens,
+        "energy_j": joules,
+        "energy_per_output_token_j": joules / tokens,
         **costs,
     }
 
@@ -146,19 +175,28 @@ def predict_graph(
     gco2_per_kwh: float | None = None,
     kv_pool_bytes: float | None = None,
     estimator: Estimator | None = None,
+    parallel: Parallel = SINGLE,
 ) -> CostReport:
     """What one workload of a traced model costs, kernel by kernel.
 
-    ``price_per_hour`` is that of the GPU, in any currency; ``gco2_per_kwh`` the carbon intensity
-    of its power; ``kv_pool_bytes`` a measured KV pool. A workload that does not fit is priced all
-    the same, with ``memory.fits`` False and advice. Raises HymellError for a negative price or
-    intensity, an impossible pool, and a workload that no traced region holds.
+    ``price_per_hour`` is that of one GPU, in any currency; ``gco2_per_kwh`` the carbon intensity
+    of its power; ``kv_pool_bytes`` a measured KV pool of one GPU. A workload that does not fit is
+    priced all the same, with ``memory.fits`` False and advice. Raises HymellError for a negative
+    price or intensity, an impossible pool, a workload that no traced region holds, and a model or
+    a batch that ``parallel`` cannot split.
     """
+    parallel.check_batch(workload.batch)
     for name, value in (("price per hour", price_per_hour), ("gCO2 per kWh", gco2_per_kwh)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise HymellError(f"the {name} must be 0 or more, not {value}")
     model = deploy(
-        graph, gpu=gpu, engine=engine, precision=precision, skew=skew, estimator=estimator
+        graph,
+        gpu=gpu,
+        engine=engine,
+        precision=precision,
+        skew=skew,
+        estimator=estimator,
+        parallel=parallel,
     )
     B, prompt, output = (
         np.array([float(n)]) for n in (workload.batch, workload.prompt, workload.output)
@@ -169,13 +207,13 @@ def predict_graph(
         "prefill": prefill_totals(model, B, prompt, details["prefill"]),
         "decode": decode_totals(model, B, prompt, output, details["decode"]),
     }
-    prefill, decode = (_phase_cost(totals[phase], power) for phase in ("prefill", "decode"))
+    prefill, decode = (_phase_cost(model, totals[phase], power) for phase in ("prefill", "decode"))
     kernels = tuple(
         cost for phase, found in details.items() for cost in kernel_costs(phase, found, model)
     )
     memory = memory_cost(model, workload, kv_pool_bytes)
     latency_s = prefill.time_s + decode.time_s
-    energy_j = prefill.energy_j + decode.energy_j
+    joules = prefill.energy_j + decode.energy_j
     tokens = workload.batch * workload.output
     lowered = [detail.kernel for found in details.values() for detail in found]
     return CostReport(
@@ -188,9 +226,9 @@ def predict_graph(
         tpot_s=decode.time_s / decode.steps if decode.steps else None,
         latency_s=latency_s,
         tokens_per_s=tokens / latency_s,
-        energy_j=energy_j,
-        energy_per_output_token_j=energy_j / tokens,
-        power_w=energy_j / latency_s,
+        energy_j=joules,
+        energy_per_output_token_j=joules / tokens,
+        power_w=joules / latency_s,
         energy_calibrated=calibrated_share_of_energy(kernels) == 1.0,
         prefill=prefill,
         decode=decode,
@@ -201,12 +239,13 @@ def predict_graph(
         kernels=kernels,
         assumptions=_assumptions(model, workload, skew, power, lowered, kernels),
         warnings=tuple(_warnings(model, workload, lowered, skew)),
-        cost=_per_unit(price_per_hour, latency_s / 3600, workload),
-        gco2=_per_unit(gco2_per_kwh, energy_j / _JOULES_PER_KWH, workload),
+        cost=_per_unit(price_per_hour, parallel.gpus * latency_s / 3600, workload),
+        gco2=_per_unit(gco2_per_kwh, joules / _JOULES_PER_KWH, workload),
+        parallel=parallel.to_dict(),
     )
 
 
-def _phase_cost(totals: PhaseTotals, power: PowerModel) -> PhaseCost:
+def _phase_cost(model: Deployment, totals: PhaseTotals, power: PowerModel) -> PhaseCost:
     return PhaseCost(
         steps=int(totals.steps[0]),
         flops=float(totals.flops[0]),
@@ -214,15 +253,10 @@ def _phase_cost(totals: PhaseTotals, power: PowerModel) -> PhaseCost:
         bytes=float(totals.bytes[0]),
         weight_bytes=float(totals.weight_bytes[0]),
         time_s=float(totals.time_s[0]),
-        energy_j=float(_energy_j(totals, power)[0]),
+        energy_j=float(energy_j(model, totals, power)[0]),
         launches=float(totals.launches[0]),
-        overhead_s=float(totals.time_s[0] - totals.kernel_s[0]),
+        overhead_s=float(totals.time_s[0] - overlap(model) * totals.kernel_s[0]),
     )
-
-
-def _energy_j(totals: PhaseTotals, power: PowerModel) -> Array:
-    """That of the kernels, and of an idle board in between."""
-    return totals.kernel_j + power.idle_w * (totals.time_s - totals.kernel_s)
 
 
 def _per_unit(rate: float | None, amount: float, workload: Workload) -> Mapping[str, float] | None:
@@ -292,8 +326,28 @@ def _assumptions(
         made["prompt"] = f"{workload.prompt} tokens, those of one image per sequence among them"
     if any(isinstance(kernel.primitive, Experts | GroupedGemm) for kernel in kernels):
         made["routing"] = "uniform" if skew == 0 else f"popularity of experts ~ rank^-{skew:g}"
+    if model.parallel != SINGLE:
+        made["parallel"] = _spread(model)
     made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
     return made
+
+
+def _spread(model: Deployment) -> str:
+    """How the GPUs share the model, and which figures are one GPU's."""
+    parallel = model.parallel
+    words = [f"{parallel.gpus} GPUs: tp {parallel.tp}, ep {parallel.ep}, pp {parallel.pp}"]
+    if parallel.pp > 1:
+        words.append(f"{parallel.microbatches} micro-batches, idle stages draw idle power")
+    if parallel.replicas > 1:
+        words.append("each GPU runs its part of the batch, tokens travel to their experts")
+    whole = model.rank(0).whole
+    if parallel.tp > 1 and whole:
+        words.append(f"whole on every GPU: {', '.join(whole)}")
+    words.append(
+        "energy, power and money are those of all GPUs; FLOPs, bytes, launches and kernel sizes "
+        "those of one GPU of each stage, memory that of the fullest GPU"
+    )
+    return "; ".join(words)
 
 
 def _energy(power: PowerModel, costs: Iterable[KernelCost]) -> str:
@@ -326,6 +380,11 @@ def _warnings(
         yield (
             f"{length} tokens are more than the {facts.max_context} that {facts.name} "
             "was made for; priced all the same"
+        )
+    if model.parallel.per_stage > MACHINE_GPUS:
+        yield (
+            f"{model.parallel.per_stage} GPUs share each layer, priced as if all were in one "
+            "machine: the network between machines is not modelled"
         )
     kernels = list(kernels)
     if "decode" not in model.graph.phases() and workload.output > 1:

@@ -281,7 +281,7 @@ def _experts(e: Experts) -> Query | None:
     def sizes() -> Mapping[str, Any]:
         from hymell.estimators.level1.moe import expert_dims
 
-        return expert_dims(e)
+        return expert_dims(e, ranks=e.ranks)
 
     return Query(_keys("moe", _alike(dtype)), sizes)
 

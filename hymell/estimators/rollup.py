@@ -20,6 +20,7 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import PowerModel, busy_terms
+from hymell.estimators.pipeline import over_stages
 from hymell.estimators.sums import Samples, sum_over_steps
 from hymell.graph import Phase, Range, Region
 from hymell.op_registry.kernels import Kernel
@@ -253,7 +254,7 @@ def _phase(
     totals = PhaseTotals.zeros(len(steps.B))
     for index, rows, part in split_by_region(model, phase, steps):
         _add_region(model, phase, index, rows, part, totals, details)
-    return totals
+    return over_stages(model, totals)
 
 
 def split_by_region(

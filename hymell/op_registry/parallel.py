@@ -52,13 +52,14 @@ class Message:
 class Rank:
     """One GPU of a deployment: its region, its messages, its part of each weight by name.
 
-    ``facts`` are those of the whole model.
+    ``facts`` are those of the whole model; ``whole`` names products that every GPU runs in full.
     """
 
     region: Region
     facts: ModelFacts
     messages: tuple[Message, ...] = ()
     weights: Mapping[str, Fraction] = field(default_factory=dict)
+    whole: tuple[str, ...] = ()
 
 
 def rank_of(region: Region, facts: ModelFacts, parallel: Parallel) -> Rank:
@@ -77,7 +78,19 @@ def rank_of(region: Region, facts: ModelFacts, parallel: Parallel) -> Rank:
     ops = tuple(_part_of_op(op, plan, found, parallel) for op in region.ops)
     state = tuple(_part_of_state(entry, region, found, parallel) for entry in region.state)
     messages = tuple(_messages(plan, found, ops, parallel))
-    return Rank(replace(region, ops=ops, state=state), facts, messages, found.weights)
+    whole = dict.fromkeys(
+        _leaf(op.path)
+        for op in region.ops
+        if _is_product(plan, op) and all(found.of(op, p) == 1 for p in range(len(op.inputs)))
+    )
+    return Rank(replace(region, ops=ops, state=state), facts, messages, found.weights, tuple(whole))
+
+
+def _leaf(path: str) -> str:
+    """The last part of a module's path that is no index, and what follows it."""
+    parts = path.split(".")
+    named = max((i for i, part in enumerate(parts) if not part.isdigit()), default=0)
+    return ".".join(parts[named:])
 
 
 def layer_count(region: Region) -> int:
@@ -146,10 +159,15 @@ def _part_of_op(op: Op, plan: Plan, found: Split, parallel: Parallel) -> Op:
     return replace(op, inputs=inputs, outputs=outputs, attrs=_part_of_attrs(op, found, parallel))
 
 
+def _is_product(plan: Plan, op: Op) -> bool:
+    """True for a product of a weight."""
+    primitive = plan.primitives[op.id]
+    return isinstance(primitive, Gemm) and primitive.b_is_weight
+
+
 def _product_axes(op: Op, plan: Plan, found: Split) -> dict[int, int]:
     """The axis of each operand of a product of a weight that is split."""
-    primitive = plan.primitives[op.id]
-    if not isinstance(primitive, Gemm) or not primitive.b_is_weight:
+    if not _is_product(plan, op):
         return {}
     rows = op.id in found.partial
     turned = functional(op.name) == "aten.linear"

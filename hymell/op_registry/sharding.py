@@ -168,7 +168,8 @@ class _Search:
             op = self.plan.ops[number]
             place = self._activation(op)
             width = op.inputs[place].spec.shape[-1]
-            if not divided(width, Fraction(1, self.tp)):
+            # Behind attention or a recurrence its heads say more than the width, further down.
+            if not self._behind_heads(number) and not divided(width, Fraction(1, self.tp)):
                 raise self._cannot(op, f"its {width} rows of weights do not divide by {self.tp}")
             self._ask(op, place, self.even)
         self._vocabulary()
@@ -198,6 +199,14 @@ class _Search:
                 if ends and self._made_inside(op):
                     found[op.id] = None
         return list(found)
+
+    def _behind_heads(self, number: int) -> bool:
+        return any(
+            number in self._below(op.id)
+            for op in self.plan.ops[:number]
+            if isinstance(self.plan.primitives[op.id], Attention | Scan)
+            and self.plan.layer_of[op.id] == self.plan.layer_of[number]
+        )
 
     def _below(self, start: int) -> set[int]:
         """Ops that read what ``start`` made, as far as the next product, mixer or residual add."""

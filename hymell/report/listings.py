@@ -61,6 +61,7 @@ def _head(report: CostReport) -> dict[str, Any]:
         "engine": report.engine,
         "dtype": report.dtype,
         "workload": dict(report.workload),
+        "parallel": dict(report.parallel),
     }
 
 

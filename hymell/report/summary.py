@@ -42,7 +42,15 @@ def report_document(report: CostReport) -> Document:
 def setting(report: CostReport) -> str:
     """``h100-sxm, vllm, bfloat16; batch 1, prompt 1024, output 128``."""
     workload = ", ".join(f"{key} {value}" for key, value in report.workload.items())
-    return f"{report.gpu}, {report.engine}, {report.dtype}; {workload}"
+    gpus = report.parallel["gpus"]
+    gpu = report.gpu if gpus == 1 else f"{gpus} x {report.gpu} ({_spread(report.parallel)})"
+    return f"{gpu}, {report.engine}, {report.dtype}; {workload}"
+
+
+def _spread(parallel: Mapping[str, int]) -> str:
+    """``tp 4, pp 2``: what is not 1."""
+    names = ("tp", "ep", "pp", "microbatches")
+    return ", ".join(f"{name} {parallel[name]}" for name in names if parallel[name] > 1)
 
 
 def _energy_basis(report: CostReport) -> str:
@@ -61,7 +69,11 @@ def headline(report: CostReport) -> Facts:
     batch = report.workload["batch"]
     whole = f"whole run of {batch} sequences" if batch > 1 else "whole run"
     flops = report.prefill.flops + report.decode.flops
+    counted = "FLOPs of the run, as PyTorch counts"
     energy = _energy_basis(report)
+    if report.parallel["gpus"] > 1:
+        energy = f"all {report.parallel['gpus']} GPUs, {energy}"
+        counted = "FLOPs of the run on one GPU of each stage"
     per_token_j = units.joules(report.energy_per_output_token_j)
     rate = f"{units.number(report.tokens_per_s)} tokens/s"
     facts = [Fact("TTFT", units.seconds(report.ttft_s), "time to first token: one prefill")]
@@ -78,7 +90,7 @@ def headline(report: CostReport) -> Facts:
         Fact("Mean power", units.watts(report.power_w), energy),
         Fact("Memory", units.memory(report.memory.total_bytes), _fit(report)),
         Fact("Parameters", units.parameters(report.parameters["total"]), _active(report)),
-        Fact("Compute", units.flops(flops), "FLOPs of the run, as PyTorch counts"),
+        Fact("Compute", units.flops(flops), counted),
     ]
     facts += _per_unit("Cost", report.cost, units.number)
     facts += _per_unit("CO2", report.gco2, units.grams)
@@ -92,7 +104,8 @@ def _generates(report: CostReport) -> bool:
 
 def _fit(report: CostReport) -> str:
     memory = report.memory
-    room = f"of {units.memory(memory.usable_bytes)} usable"
+    per = "" if report.parallel["gpus"] == 1 else " on the fullest GPU"
+    room = f"of {units.memory(memory.usable_bytes)} usable{per}"
     if not memory.fits:
         return f"{room}; DOES NOT FIT, {_largest(memory.max_batch)}"
     return f"{room}; fits, {_largest(memory.max_batch)}"
