@@ -112,6 +112,7 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "--output", "20", "--dtype", "fp8", "--kv-dtype", "fp8", "--routing-skew", "0.5",
         "--kv-pool-gb", "40", "--price-per-hour", "2.5", "--gco2-per-kwh", "300",
         "--revision", "main", "--trust-remote-code", "--no-cache", "--calibration", "none",
+        "--tp", "4", "--ep", "2", "--pp", "3", "--microbatches", "2",
     )  # fmt: skip
     assert (status, err) == (0, "")
     assert out.startswith(f"{MODEL}\n")
@@ -125,6 +126,10 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "skew": 0.5,
         "kv_pool_bytes": 40e9,
         "calibration": "none",
+        "tp": 4,
+        "ep": 2,
+        "pp": 3,
+        "microbatches": 2,
         "price_per_hour": 2.5,
         "gco2_per_kwh": 300.0,
         "revision": "main",
@@ -140,6 +145,7 @@ def test_report_defaults(api: FakeApi, run: Run) -> None:
     assert args == (MODEL, Workload(1, 1024, 128))
     assert (kwargs["gpu"], kwargs["engine"], kwargs["dtype"]) == ("h100-sxm", "vllm", None)
     assert kwargs["calibration"] == "auto"
+    assert [kwargs[name] for name in ("tp", "ep", "pp", "microbatches")] == [1, 1, 1, 1]
     assert kwargs["trust_remote_code"] is False
     assert kwargs["use_cache"] is True
 
@@ -294,6 +300,11 @@ def test_bad_input_is_one_sentence_and_2(api: FakeApi, run: Run) -> None:
         (["report", MODEL, "--frobnicate"], "--frobnicate"),
         (["report", MODEL, "--md", "--csv"], "--md and --csv"),
         (["ops", MODEL, "--dtype", "int3"], "unknown dtype 'int3'"),
+        (["report", MODEL, "--tp", "0"], "tp must be from 1 to 4096, not 0"),
+        (["report", MODEL, "--tp", "two"], "--tp"),
+        (["kernels", MODEL, "--tp", "4", "--ep", "3"], "ep 3 must divide tp 4"),
+        (["blocks", MODEL, "--pp", "-1"], "pp must be from 1 to 4096, not -1"),
+        (["report", MODEL, "--microbatches", "2"], "give --pp 2 or more"),
         (["frobnicate"], "frobnicate"),
         (["cache"], "command"),
         (["gpus", "-o", "/no/such/folder/x.md"], "its folder does not exist"),

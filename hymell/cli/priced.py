@@ -12,7 +12,7 @@ from hymell.cli import options
 from hymell.cli.output import Output, emit
 from hymell.cli.progress import progress
 from hymell.errors import NotUnderstoodError
-from hymell.workload import Workload
+from hymell.workload import Parallel, Workload
 
 if TYPE_CHECKING:
     from hymell.cost_report import CostReport
@@ -99,6 +99,7 @@ def _add(
     ) -> int:
         destination = Output.of(json, md, csv, file)
         workload = Workload(batch, prompt, output)
+        parallel = Parallel(tp, ep, pp, microbatches)
         from hymell import api
 
         with progress() as step:
@@ -114,10 +115,10 @@ def _add(
                 gco2_per_kwh=gco2_per_kwh,
                 kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * _BYTES_PER_GB,
                 calibration=calibration,
-                tp=tp,
-                ep=ep,
-                pp=pp,
-                microbatches=microbatches,
+                tp=parallel.tp,
+                ep=parallel.ep,
+                pp=parallel.pp,
+                microbatches=parallel.microbatches,
                 revision=revision,
                 trust_remote_code=trust_remote_code,
                 use_cache=not no_cache,

@@ -168,8 +168,7 @@ class _Search:
             op = self.plan.ops[number]
             place = self._activation(op)
             width = op.inputs[place].spec.shape[-1]
-            # Behind attention or a recurrence its heads say more than the width, further down.
-            if not self._behind_heads(number) and not divided(width, Fraction(1, self.tp)):
+            if not divided(width, Fraction(1, self.tp)):
                 raise self._cannot(op, f"its {width} rows of weights do not divide by {self.tp}")
             self._ask(op, place, self.even)
         self._vocabulary()
@@ -191,22 +190,22 @@ class _Search:
         found: dict[int, None] = {}
         for op in self.plan.ops:
             if self._mixes(op.id):
-                for number in self._below(op.id):
-                    if self._is_product(number):
-                        found[number] = None
+                products = [number for number in self._below(op.id) if self._is_product(number)]
+                if products:
+                    self._check_heads(op)
+                found |= dict.fromkeys(products)
             elif self._is_product(op.id) and self.plan.layer_of[op.id] >= 0:
                 ends = not any(self._stops(number) for number in self._below(op.id))
                 if ends and self._made_inside(op):
                     found[op.id] = None
         return list(found)
 
-    def _behind_heads(self, number: int) -> bool:
-        return any(
-            number in self._below(op.id)
-            for op in self.plan.ops[:number]
-            if isinstance(self.plan.primitives[op.id], Attention | Scan)
-            and self.plan.layer_of[op.id] == self.plan.layer_of[number]
-        )
+    def _check_heads(self, op: Op) -> None:
+        primitive = self.plan.primitives[op.id]
+        if isinstance(primitive, Attention):
+            self._heads_held(op, primitive.heads, "attention heads", replicate=False)
+        elif isinstance(primitive, Scan):
+            self._heads_held(op, primitive.heads, "heads", replicate=False)
 
     def _below(self, start: int) -> set[int]:
         """Ops that read what ``start`` made, as far as the next product, mixer or residual add."""
@@ -342,7 +341,6 @@ class _Search:
             raise self._cannot(op, "no rule says how its result is shared")
 
     def _attention(self, op: Op, primitive: Attention) -> None:
-        self._heads_held(op, primitive.heads, "attention heads", replicate=False)
         keys = self._heads_held(op, primitive.kv_heads, "key and value heads")
         for position, operand in enumerate(op.inputs):
             if position in (1, 2):
@@ -351,7 +349,6 @@ class _Search:
                 self._ask(op, position, self.even)
 
     def _scan(self, op: Op, scan: Scan) -> None:
-        self._heads_held(op, scan.heads, "heads", replicate=False)
         out = op.outputs[0].shape
         flat = (scan.heads * scan.value_dim, scan.heads * scan.key_dim)
         place = next((i for i, s in enumerate(out) if content(s) in (scan.heads, *flat)), 0)
@@ -421,7 +418,7 @@ class _Search:
                 if isinstance(a, int) and isinstance(b, int) and a * b in self.split.heads:
                     return self._heads_held(op, content(self._aligned(source, out, i)), "heads")
         if axis is None:
-            raise self._cannot(op, f"no axis of {out.shape} divides by {self.tp}")
+            raise self._cannot(op, f"no axis of {_sizes(out)} divides by {self.tp}")
         return need if self._aligned(source, out, axis) == out.shape[axis] else WHOLE
 
     @staticmethod
@@ -451,7 +448,7 @@ class _Search:
             if _share(spec, out) == 1:
                 self._ask(op, position, need)
             elif axis is None:
-                raise self._cannot(op, f"no axis of {out.shape} divides by {self.tp}")
+                raise self._cannot(op, f"no axis of {_sizes(out)} divides by {self.tp}")
             elif _share(spec, out) > 1:
                 # A reduction of the split rows themselves, or of each row's own entries.
                 self._ask(op, position, need)
@@ -562,6 +559,10 @@ class _Search:
         return HymellError(
             f"{self.plan.facts.name}: {op.name}{where} cannot be split over {self.tp} GPUs: {why}"
         )
+
+
+def _sizes(spec: TensorSpec) -> str:
+    return " x ".join(str(size) for size in spec.shape)
 
 
 def residual_stream(plan: Plan) -> frozenset[int]:
