@@ -20,10 +20,11 @@ from hymell.graph import ModelFacts, Op, Region, StateSpec, TensorSpec
 from hymell.op_registry.blocks import MOE, assign
 from hymell.op_registry.kernels import Kernel, LiveTensor, Lowered
 from hymell.op_registry.memory_ops import numel, spec_bytes, times
+from hymell.op_registry.parts import Split, scaled
 from hymell.op_registry.plan import Plan, start
 from hymell.op_registry.primitives import Collective, Gemm
 from hymell.op_registry.registry import functional
-from hymell.op_registry.sharding import Split, residual_stream, scaled, split
+from hymell.op_registry.sharding import residual_stream, split
 from hymell.workload import SINGLE, Parallel
 
 _EXPERTS = "hymell.experts"
@@ -71,7 +72,7 @@ def rank_of(region: Region, facts: ModelFacts, parallel: Parallel) -> Rank:
         return Rank(region, facts)
     _check(region, facts, parallel)
     plan = start(region, facts, assign(region))
-    found = split(plan, parallel.tp) if parallel.tp > 1 else Split(1)
+    found = split(plan, parallel.tp) if parallel.tp > 1 else Split()
     for op in region.ops:
         if op.name == _EXPERTS:
             _split_experts(op, facts, parallel, found)

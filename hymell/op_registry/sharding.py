@@ -6,25 +6,27 @@ added up. Here the split starts at the products that project what such an op mad
 block, and is followed upwards: attention asks for its heads, a recurrence for its heads and groups,
 an element-wise op for what it was asked for, a weight that is asked for is split by columns. What
 nobody asks for (routers, MLA's latent, norms of the residual stream) every GPU keeps whole.
-
-A tensor's part is a `Fraction` of it. Heads of keys and values, or groups of a state-space model,
-that are fewer than the GPUs are held by several of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
-from math import gcd
-from typing import TypeAlias
 
-from hymell.dims import Dim, Size, evaluate, simplify
+from hymell.dims import Size
 from hymell.errors import HymellError
 from hymell.graph import Op, TensorSpec
 from hymell.op_registry.blocks import EMBED, HEAD
-from hymell.op_registry.dataflow import SAMPLE
-from hymell.op_registry.memory_ops import numel
+from hymell.op_registry.parts import (
+    WHOLE,
+    Made,
+    Pieces,
+    Split,
+    content,
+    divided,
+    part,
+    share_of,
+    split_axis,
+)
 from hymell.op_registry.plan import Plan
 from hymell.op_registry.primitives import (
     Attention,
@@ -38,13 +40,6 @@ from hymell.op_registry.primitives import (
 from hymell.op_registry.registry import functional
 from hymell.op_registry.views import is_free, is_view
 
-#: Runs of a tensor's split axis, as (share of the tensor, part that one GPU holds of the run).
-Pieces: TypeAlias = tuple[tuple[Fraction, Fraction], ...]
-#: (op, output index).
-Made: TypeAlias = tuple[int, int]
-
-WHOLE: Pieces = ((Fraction(1), Fraction(1)),)
-
 _NORMS = frozenset(("aten.native_layer_norm", "aten._fused_rms_norm", "aten.rms_norm"))
 _APPEND = "hymell.kv_append"
 #: Ops that work on each channel of a recurrence alone.
@@ -52,47 +47,6 @@ _CHANNELS = ("hymell.causal_conv1d", "hymell.state_update")
 #: Pairs of numbers seen as one, which changes the number of elements.
 _COMPLEX = ("aten.view_as_complex", "aten.view_as_real")
 _TOKENS = ("input_ids", "decoder_input_ids")
-
-
-def part(pieces: Pieces) -> Fraction:
-    """What one GPU holds of the whole tensor."""
-    return sum((share * held for share, held in pieces), Fraction(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """What each of ``tp`` GPUs holds, 1 where a tensor is absent.
-
-    ``made``: of each op's outputs; ``weights``: by name; ``states``: of the cache an op reads, by
-    (op, operand). ``partial``: ops whose results are sums over the GPUs; ``statistics``: norms over
-    split rows, which exchange one number per row; ``gathered``: products whose columns are
-    collected, with a GPU's part of them (logits). ``heads``: numbers of heads and groups, by which
-    an axis is recognised.
-    """
-
-    tp: int
-    made: dict[Made, Pieces] = field(default_factory=dict)
-    weights: dict[str, Fraction] = field(default_factory=dict)
-    states: dict[tuple[int, int], Fraction] = field(default_factory=dict)
-    partial: set[int] = field(default_factory=set)
-    statistics: set[int] = field(default_factory=set)
-    gathered: dict[int, Fraction] = field(default_factory=dict)
-    heads: set[int] = field(default_factory=set)
-
-    def of(self, op: Op, position: int) -> Fraction:
-        """The part of an operand that one GPU holds."""
-        operand = op.inputs[position]
-        if operand.kind == "op":
-            return part(self.made.get((operand.op, operand.index), WHOLE))
-        if operand.kind == "weight":
-            return self.weights.get(operand.name, Fraction(1))
-        return self.states.get((op.id, position), Fraction(1))
-
-    def out(self, op: Op, index: int) -> Fraction:
-        """The part of an output that one GPU makes."""
-        if op.id in self.gathered:
-            return self.gathered[op.id]
-        return part(self.made.get((op.id, index), WHOLE))
 
 
 def split(plan: Plan, tp: int) -> Split:
@@ -111,39 +65,12 @@ def split(plan: Plan, tp: int) -> Split:
     return found.split
 
 
-def content(size: Size) -> int:
-    """The largest whole number that divides a size whatever the workload; 0 where there is none."""
-    if not isinstance(size, Dim):
-        return size
-    coefficients = [c for _, c in size.terms]
-    if not all(isinstance(c, int) for c in coefficients):
-        return 0
-    return gcd(*(int(c) for c in coefficients))
-
-
-def divided(size: Size, held: Fraction) -> bool:
-    """True when ``held`` of an axis is a whole number of entries."""
-    return content(size) > 1 and (content(size) * held).denominator == 1
-
-
-def split_axis(spec: TensorSpec, held: Fraction, heads: Iterable[int]) -> int | None:
-    """The axis of which a GPU holds a part: one that counts heads, else the last that divides."""
-    places = [i for i, size in enumerate(spec.shape) if divided(size, held)]
-    counted = [i for i in places if content(spec.shape[i]) in heads]
-    return counted[0] if counted else places[-1] if places else None
-
-
-def _share(a: TensorSpec, b: TensorSpec) -> Fraction:
-    """Elements of ``a`` over those of ``b``."""
-    return Fraction(evaluate(numel(a), *SAMPLE)) / Fraction(evaluate(numel(b), *SAMPLE))
-
-
 class _Search:
     """The walk over one region: `ask` from readers to makers, `follow` from makers to readers."""
 
     def __init__(self, plan: Plan, tp: int) -> None:
         self.plan, self.tp = plan, tp
-        self.split = Split(tp)
+        self.split = Split()
         self.even: Pieces = ((Fraction(1), Fraction(1, tp)),)
         self.asked: dict[Made, list[tuple[Fraction, Pieces]]] = {}
         self.stream = residual_stream(plan)
@@ -375,14 +302,12 @@ class _Search:
     def _view(self, op: Op, needs: list[Pieces | None]) -> None:
         """Same elements: the same part. A slice asks for its share, an expansion for its source."""
         source = op.inputs[0].spec
+        split = next(need for need in needs if need is not None)
         # Pieces in the order of the outputs; `_resolve` turns the order of asking around.
         for index in reversed(range(len(op.outputs))):
-            need = needs[index]
-            share = _share(op.outputs[index], source)
-            split = next(n for n in needs if n is not None)
-            if functional(op.name) in _COMPLEX or self._keeps_axis(
-                source, op.outputs[index], split
-            ):
+            need, out = needs[index], op.outputs[index]
+            share = share_of(out, source)
+            if functional(op.name) in _COMPLEX or self._keeps_axis(source, out, split):
                 share = Fraction(1)
             if need is None:
                 # A sibling of a split piece that is read whole.
@@ -445,11 +370,11 @@ class _Search:
         axis = split_axis(out, held, self.split.heads)
         for position, operand in enumerate(op.inputs):
             spec = operand.spec
-            if _share(spec, out) == 1:
+            if share_of(spec, out) == 1:
                 self._ask(op, position, need)
             elif axis is None:
                 raise self._cannot(op, f"no axis of {_sizes(out)} divides by {self.tp}")
-            elif _share(spec, out) > 1:
+            elif share_of(spec, out) > 1:
                 # A reduction of the split rows themselves, or of each row's own entries.
                 self._ask(op, position, need)
             elif self._aligned(spec, out, axis) == out.shape[axis]:
@@ -548,10 +473,8 @@ class _Search:
 
     def _activation(self, op: Op) -> int:
         """The operand of a product that is not its weight (nor its bias)."""
-        first = (
-            len(op.inputs) - 2 if len(op.inputs) > 2 and functional(op.name) != "aten.linear" else 0
-        )
-        pair = (first, first + 1)
+        biased = len(op.inputs) > 2 and functional(op.name) != "aten.linear"
+        pair = (1, 2) if biased else (0, 1)
         return next((p for p in pair if self.plan.flow.weight_operand(op, p) is None), pair[0])
 
     def _cannot(self, op: Op, why: str) -> HymellError:
@@ -584,25 +507,3 @@ def residual_stream(plan: Plan) -> frozenset[int]:
 
 def _passes(plan: Plan, op: Op) -> bool:
     return is_view(op.name) or isinstance(plan.primitives[op.id], Memory)
-
-
-def scaled(
-    spec: TensorSpec, held: Fraction, heads: Iterable[int], axis: int | None = None
-) -> TensorSpec:
-    """A tensor of which one GPU holds a part; along ``axis``, or the one `split_axis` finds.
-
-    Where no axis divides (a padded vocabulary, runs of several kinds), the last one is rounded.
-    """
-    if held == 1 or not spec.shape:
-        return spec
-    place = split_axis(spec, held, heads) if axis is None else axis
-    if place is None:
-        place = max(range(len(spec.shape)), key=lambda i: content(spec.shape[i]))
-    shape = list(spec.shape)
-    size = shape[place]
-    shape[place] = (
-        -(-size * held.numerator // held.denominator)
-        if isinstance(size, int)
-        else simplify(size * held)
-    )
-    return TensorSpec(tuple(shape), spec.dtype)
