@@ -393,6 +393,15 @@ def test_weights_on_all_gpus_are_the_models_and_its_norms_again(tp: int) -> None
     )
 
 
+def test_weights_of_repeated_layers_are_shared_where_each_is_named() -> None:
+    # RWKV divides each layer's output weight by a number of its own. What multiplies its channel
+    # mixing is whole on every GPU.
+    whole = weights_bytes(deployed("rwkv-4-3b"))
+    gate = 31 * 2560 * 2560 * 2
+    each = weights_bytes(deployed("rwkv-4-3b", Parallel(tp=8)))
+    assert 8 * each == pytest.approx(whole + 7 * gate, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("name", "tp", "share"),
     [

@@ -117,8 +117,9 @@ def price(
     )
     arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (B, prompt, output)))
     _check(arrays)
-    for batch in np.unique(arrays[0]):
-        parallel.check_batch(int(batch))
+    if parallel.batch_parts > 1:
+        for batch in np.unique(arrays[0]):
+            parallel.check_batch(int(batch))
     shape, rows = arrays[0].shape, arrays[0].size
     flat = [np.ascontiguousarray(values).reshape(-1) for values in arrays]
     found: dict[str, Array] = {}

@@ -216,7 +216,7 @@ def _part_of_state(entry: StateSpec, region: Region, found: Split, parallel: Par
         found.of(op, place)
         for op in region.ops
         for place, operand in enumerate(op.inputs)
-        if operand.kind == "state" and operand.spec.shape == entry.spec.shape
+        if operand.kind == "state" and operand.spec == entry.spec
     }
     spec = scaled(entry.spec, max(held, default=Fraction(1)), found.heads)
     return replace(entry, spec=_in_parts(spec, parallel.replicas))

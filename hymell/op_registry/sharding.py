@@ -62,6 +62,7 @@ def split(plan: Plan, tp: int) -> Split:
     found = _Search(plan, tp)
     found.ask()
     found.follow()
+    found.repeat()
     return found.split
 
 
@@ -180,10 +181,8 @@ class _Search:
             if not isinstance(primitive, Gather) or self.plan.blocks[op.id] != EMBED:
                 continue
             table = self.plan.flow.weight_operand(op, 0)
-            if table is not None and any(
-                self.plan.flow.resolve(o)[3] in _TOKENS for o in op.inputs
-            ):
-                count = content(table.spec.shape[0])
+            count = content(table.spec.shape[0]) if table is not None else 0
+            if table is not None and self._looks_up_tokens(op, count):
                 words.add(count)
                 self.split.weights[table.name] = self._of_words(count)
                 self.split.partial.add(op.id)
@@ -197,6 +196,23 @@ class _Search:
                     operand = self.plan.flow.weight_operand(op, position)
                     if operand is not None:
                         self.split.weights[operand.name] = self._of_words(count)
+
+    def _looks_up_tokens(self, op: Op, count: int) -> bool:
+        """True for a table of ``count`` words in which tokens, or what they became, are found."""
+        if any(self.plan.flow.resolve(o)[3] in _TOKENS for o in op.inputs):
+            return True
+        words = self.plan.facts.vocab_size
+        todo = [o.op for o in op.inputs if o.kind == "op"]
+        seen: set[int] = set()
+        while todo and words and count >= words:
+            number = todo.pop()
+            if number not in seen:
+                seen.add(number)
+                before = self.plan.ops[number].inputs
+                if any(o.name in _TOKENS for o in before):
+                    return True
+                todo += [o.op for o in before if o.kind == "op"]
+        return False
 
     def _of_words(self, count: int) -> Fraction:
         """A GPU's part of a vocabulary, padded to a whole number of rows for each."""
@@ -450,6 +466,18 @@ class _Search:
         smallest = min(held)
         for index in range(len(op.outputs)):
             self.split.made[op.id, index] = ((Fraction(1), smallest),)
+
+    def repeat(self) -> None:
+        """Weights of the layers that a recorded one stands for, where an op names them."""
+        for op in self.plan.ops:
+            for operand in op.inputs:
+                if operand.kind != "weight" or operand.name in self.split.weights:
+                    continue
+                for layer in self.plan.region.layers:
+                    path = next((p for p in layer.paths if operand.name.startswith(f"{p}.")), None)
+                    twin = f"{layer.path}{operand.name[len(path) :]}" if path else ""
+                    if twin in self.split.weights:
+                        self.split.weights[operand.name] = self.split.weights[twin]
 
     # What ops are.
 
