@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -534,6 +537,12 @@ def test_even_stages_stand_idle_as_gpipe_says(pp: int, parts: int) -> None:
     idle = 1 - busy / (priced.ttft_s - step_s)
     assert idle == pytest.approx((pp - 1) / (parts + pp - 1))
     assert sum(k.time_s for k in work) <= priced.ttft_s
+
+
+@pytest.mark.parametrize("options", [{"tp": 8}, {"tp": 4, "ep": 2, "pp": 2}, {"ep": 8}])
+def test_the_report_follows_its_schema(options: dict[str, int]) -> None:
+    schema = json.loads((Path(__file__).parents[1] / "docs/report.schema.json").read_text("utf-8"))
+    jsonschema.validate(report("qwen3-30b-a3b", **options).to_dict(), schema)
 
 
 def test_the_report_says_what_is_shared() -> None:
