@@ -47,6 +47,9 @@ _EASIER = frozenset({"configs"})
 _SEED = re.compile(r"[- ](\d)$")
 _PART = re.compile(r"[- ](\d+|odd|even)$|(?<=^unseen model) .+$")
 
+#: Longest name of a kernel that tables show.
+_WIDEST = 80
+
 #: Fewest measurements of one shape that say how well measurements repeat.
 _FEWEST_REPEATED = 10
 
@@ -76,8 +79,15 @@ def about(gpu: str, rows: Rows) -> Record:
         "gpu": gpu,
         "library": rows.library,
         "op": rows.operator.op,
-        "dtype": "/".join(part for part in (rows.dtype, rows.variant) if part),
+        "dtype": "/".join(part for part in (rows.dtype, _short(rows.variant)) if part),
     }
+
+
+def _short(variant: str) -> str:
+    """A kernel's name; of a C++ signature the names that say what it does."""
+    if len(variant) <= _WIDEST:
+        return variant
+    return " ".join(dict.fromkeys(re.findall(r"\w*(?:Functor|[Kk]ernel|Impl)\w*", variant)))
 
 
 def record(table: Mapping[str, Any], score: Mapping[str, Any]) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -275,7 +276,9 @@ def fingerprint(rows: Rows, effort: Effort, split: Split) -> str:
     digest.update((_LEVEL1.parent / "training.py").read_bytes())
     for values in (rows.measured, split[1], split[2]):
         digest.update(np.ascontiguousarray(values).tobytes())
-    return "-".join((*words, rows.variant, split[0], digest.hexdigest()[:12]))
+    # PyTorch's kernels are named by whole C++ signatures.
+    variant = re.sub(r"[^\w.-]+", "_", rows.variant)[:80]
+    return "-".join((*words, variant, split[0], digest.hexdigest()[:12]))
 
 
 _LEVEL1 = Path(catalog.__file__).parent
