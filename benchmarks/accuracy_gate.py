@@ -38,7 +38,7 @@ SUBSET = (
     ("rms_norm", "a100-sxm-80gb", "vllm", "float16", ""),
 )
 
-EFFORT = Effort(rows=4000, epochs=40, seeds=(0,))
+EFFORT = Effort(rows=9000, epochs=40, seeds=(0,))
 
 
 def figures() -> Iterator[tuple[str, float]]:
