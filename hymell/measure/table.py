@@ -174,7 +174,7 @@ class Table:
     tallies: tuple[Tally, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
-        return len(self.columns["time_s"])
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self.columns:
