@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from hymell._version import __version__
 
 if TYPE_CHECKING:
-    from hymell.api import predict, trace
+    from hymell.analysis.sweet_spot import SweetSpot
+    from hymell.api import predict, sweet_spot, trace
     from hymell.cost_report import CostReport
     from hymell.errors import HymellError
     from hymell.op_registry import keep_whole, lowers
@@ -26,21 +27,25 @@ if TYPE_CHECKING:
 _HOMES = {
     "CostReport": "hymell.cost_report",
     "HymellError": "hymell.errors",
+    "SweetSpot": "hymell.analysis.sweet_spot",
     "Workload": "hymell.workload",
     "keep_whole": "hymell.op_registry",
     "lowers": "hymell.op_registry",
     "predict": "hymell.api",
+    "sweet_spot": "hymell.api",
     "trace": "hymell.api",
 }
 
 __all__ = [
     "CostReport",
     "HymellError",
+    "SweetSpot",
     "Workload",
     "__version__",
     "keep_whole",
     "lowers",
     "predict",
+    "sweet_spot",
     "trace",
 ]
 

@@ -1,9 +1,11 @@
-"""The two calls that do everything: `trace` a model, `predict` what a workload of it costs."""
+"""The calls that do everything: `trace` a model, `predict` what a workload of it costs, and find
+its `sweet_spot`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hymell import sources, store
@@ -16,6 +18,9 @@ from hymell.workload import Parallel, Precision, Workload
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
+
+    from hymell.analysis.sweet_spot import SweetSpot
+    from hymell.analysis.traffic import Traffic
 
 Progress: TypeAlias = Callable[[str], None]
 #: "auto", "none" or the file of a calibration.
@@ -210,6 +215,87 @@ def predict(
         skew=skew,
         price_per_hour=price_per_hour,
         gco2_per_kwh=gco2_per_kwh,
+        kv_pool_bytes=kv_pool_bytes,
+        estimator=estimator,
+        parallel=parallel,
+    )
+
+
+def sweet_spot(
+    model: Model | OpGraph,
+    *,
+    gpu: str | os.PathLike[str] = "h100-sxm",
+    engine: str = "vllm",
+    batch: int = 1,
+    inputs: Sequence[int] | None = None,
+    outputs: Sequence[int] | None = None,
+    by: str = "energy",
+    within: float = 0.1,
+    traffic: Traffic | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    skew: float = 0.0,
+    kv_pool_bytes: float | None = None,
+    calibration: CalibrationChoice = "auto",
+    tp: int = 1,
+    ep: int = 1,
+    pp: int = 1,
+    microbatches: int = 1,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> SweetSpot:
+    """The lengths at which a model costs least per output token, after arXiv 2602.05695.
+
+    Every prompt length of ``inputs`` with every output length of ``outputs`` (default: 64 to 4096
+    tokens in powers of 2) is priced as `predict` prices it. Of the pairs that fit the GPU and the
+    model, the answer has the one of least energy (``by`` "latency": latency) per output token, all
+    within a share ``within`` of it, and the closed form of three coefficients fitted to them.
+    ``traffic``, a CSV file of input, output and weight or such tuples, is priced as it is and moved
+    to better lengths. The other arguments are those of `predict`. Raises HymellError for bad input,
+    for a model that does not generate, and where nothing fits.
+    """
+    from hymell.analysis.sweet_spot import LENGTHS, check_choice, check_lengths, find_sweet_spot
+    from hymell.analysis.traffic import traffic_of
+    from hymell.estimators.calibrated import choose
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    # All of it before the trace, which can take long.
+    asked_inputs = check_lengths("inputs", LENGTHS if inputs is None else inputs)
+    asked_outputs = check_lengths("outputs", LENGTHS if outputs is None else outputs)
+    check_choice(by, within)
+    Workload(batch)
+    requests = () if traffic is None else traffic_of(traffic)
+    precision = Precision.of(dtype, kv_dtype)
+    parallel = Parallel(tp, ep, pp, microbatches)
+    chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    graph = (
+        model
+        if isinstance(model, OpGraph)
+        else trace(
+            model,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            use_cache=use_cache,
+            progress=progress,
+        )
+    )
+    (progress or _silent)("pricing the grid")
+    return find_sweet_spot(
+        graph,
+        gpu=chosen_gpu,
+        engine=chosen_engine,
+        batch=batch,
+        inputs=asked_inputs,
+        outputs=asked_outputs,
+        by=by,
+        within=within,
+        traffic=requests,
+        precision=precision,
+        skew=skew,
         kv_pool_bytes=kv_pool_bytes,
         estimator=estimator,
         parallel=parallel,

@@ -38,7 +38,7 @@ class Output:
         if len(chosen) > 1:
             raise HymellError(f"choose one of {' and '.join('--' + name for name in chosen)}")
         if file is not None:
-            _check_target(file)
+            check_target(file)
         suffix = file.suffix.lower() if file else ""
         return Output(chosen[0] if chosen else _BY_SUFFIX.get(suffix, TEXT), file)
 
@@ -89,23 +89,24 @@ def write_stdout(text: str) -> None:
         raise OutputClosedError from None
 
 
-def write_file(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a failure leaves what was there.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace the file in one step, so that a failure leaves what was there; text as UTF-8.
 
     A device or a pipe is written to as it is; a link keeps pointing where it does.
     """
     import tempfile
 
     target = Path(os.path.realpath(path))
+    data = content.encode() if isinstance(content, str) else content
     try:
         if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(data)
             return
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, mode)
@@ -120,7 +121,8 @@ def write_file(path: Path, text: str) -> None:
         ) from None
 
 
-def _check_target(file: Path) -> None:
+def check_target(file: Path) -> None:
+    """Raise HymellError for a file that cannot be made."""
     if file.is_dir():
         raise HymellError(f"cannot write {str(file)!r}: it is a folder; name a file in it")
     if not file.absolute().parent.is_dir():

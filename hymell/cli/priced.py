@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hymell.cost_report import CostReport
     from hymell.report.document import View
 
-_BYTES_PER_GB = 1e9
+BYTES_PER_GB = 1e9
 
 
 def register(app: typer.Typer) -> None:
@@ -113,7 +113,7 @@ def _add(
                 skew=routing_skew,
                 price_per_hour=price_per_hour,
                 gco2_per_kwh=gco2_per_kwh,
-                kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * _BYTES_PER_GB,
+                kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
                 calibration=calibration,
                 tp=parallel.tp,
                 ep=parallel.ep,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hymell.cost_report import MemoryCost
 from hymell.dims import evaluate
@@ -57,13 +57,7 @@ def memory_cost(
     Raises HymellError for a pool that is not a positive size the GPU could hold, and for a
     workload that no traced region holds.
     """
-    room = capacity_bytes(model.gpu)
-    if kv_pool_bytes is not None and not 0 < kv_pool_bytes <= room:
-        raise HymellError(
-            f"a KV pool of {kv_pool_bytes / 1e9:g} GB is not possible on {model.gpu.name}: "
-            f"give a size above 0 and up to its {room / 1e9:.1f} GB"
-        )
-    needs = _Needs(model, weights_bytes(model), kv_pool_bytes, cache(_peak_finder(model)))
+    needs = _needs(model, kv_pool_bytes)
     batch, prompt, output = workload.batch, workload.prompt, workload.output
     used = needs.at(batch, prompt, output)
     usable = needs.usable(used)
@@ -77,7 +71,7 @@ def memory_cost(
         state_bytes=used.state,
         activation_bytes=used.activations,
         total_bytes=used.total,
-        capacity_bytes=room,
+        capacity_bytes=capacity_bytes(model.gpu),
         usable_bytes=usable,
         pool_bytes=usable if claims else 0.0,
         kv_bytes_per_token=_growth(model, prompt, output),
@@ -86,6 +80,35 @@ def memory_cost(
         advice=() if fits else tuple(_advice(needs, workload, max_batch)),
         reserve_bytes=float(RESERVE_BYTES),
     )
+
+
+def fits(
+    model: Deployment,
+    batch: int,
+    prompt: ArrayLike,
+    output: ArrayLike,
+    kv_pool_bytes: float | None = None,
+) -> NDArray[np.bool_]:
+    """Whether runs of these lengths fit; ``prompt`` and ``output`` broadcast to one shape.
+
+    Errors as `memory_cost`.
+    """
+    needs = _needs(model, kv_pool_bytes)
+    prompts, outputs = np.broadcast_arrays(prompt, output)
+    found = [
+        needs.fit(batch, int(i), int(o)) for i, o in zip(prompts.flat, outputs.flat, strict=True)
+    ]
+    return np.array(found, dtype=bool).reshape(prompts.shape)
+
+
+def _needs(model: Deployment, kv_pool_bytes: float | None) -> _Needs:
+    room = capacity_bytes(model.gpu)
+    if kv_pool_bytes is not None and not 0 < kv_pool_bytes <= room:
+        raise HymellError(
+            f"a KV pool of {kv_pool_bytes / 1e9:g} GB is not possible on {model.gpu.name}: "
+            f"give a size above 0 and up to its {room / 1e9:.1f} GB"
+        )
+    return _Needs(model, weights_bytes(model), kv_pool_bytes, cache(_peak_finder(model)))
 
 
 def weights_bytes(model: Deployment, precision: Precision | None = None) -> float:

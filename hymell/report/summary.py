@@ -42,9 +42,15 @@ def report_document(report: CostReport) -> Document:
 def setting(report: CostReport) -> str:
     """``h100-sxm, vllm, bfloat16; batch 1, prompt 1024, output 128``."""
     workload = ", ".join(f"{key} {value}" for key, value in report.workload.items())
-    gpus = report.parallel["gpus"]
-    gpu = report.gpu if gpus == 1 else f"{gpus} x {report.gpu} ({_spread(report.parallel)})"
-    return f"{gpu}, {report.engine}, {report.dtype}; {workload}"
+    where = setting_of(report.gpu, report.engine, report.dtype, report.parallel)
+    return f"{where}; {workload}"
+
+
+def setting_of(gpu: str, engine: str, dtype: str, parallel: Mapping[str, int]) -> str:
+    """``4 x h100-sxm (tp 4), vllm, bfloat16``."""
+    gpus = parallel["gpus"]
+    where = gpu if gpus == 1 else f"{gpus} x {gpu} ({_spread(parallel)})"
+    return f"{where}, {engine}, {dtype}"
 
 
 def _spread(parallel: Mapping[str, int]) -> str:
