@@ -90,6 +90,7 @@ def test_no_arguments_show_help(run: Run) -> None:
         ["ops"],
         ["kernels"],
         ["blocks"],
+        ["sweetspot"],
         ["gpus"],
         ["models"],
         ["cache", "info"],

@@ -66,7 +66,7 @@ def read_traffic(path: str | os.PathLike[str]) -> list[Request]:
     if not lines:
         raise HymellError(f"the traffic {os.fspath(path)!r} holds no requests")
     names = [cell.strip().lower() for cell in lines[0][1]]
-    order: Sequence[int] = range(len(_NAMES))
+    order: list[int] | None = None
     if not _is_number(names[0]):
         missing = [name for name in _NAMES[:2] if name not in names]
         if missing:
@@ -78,7 +78,7 @@ def read_traffic(path: str | os.PathLike[str]) -> list[Request]:
         lines = lines[1:]
     requests = []
     for number, cells in lines:
-        picked = [cells[at] for at in order if at < len(cells)]
+        picked = cells if order is None else [cells[at] for at in order if at < len(cells)]
         where = f"{os.fspath(path)}, line {number}"
         requests.append(_request(picked, where, "numbers: input,output or input,output,weight"))
     if not requests:
