@@ -11,23 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from hymell.analysis.length_form import Array, cache_terms, fit_relative
 from hymell.errors import HymellError
+from hymell.measure.e2e import read_runs
+from hymell.measure.e2e.filters import REASONS
 from hymell.measure.location import locate
+from hymell.measure.table import Table
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy_sweet_spot.md"
 
-#: Shorter runs measure the start of a run: their power is below that of any longer one.
-SHORTEST_OUTPUT = 32
+#: The sets, and the column of `read_runs` that is the cost.
+COSTS = {"argonne_grid_a100": "latency_s", "wilkins_grid_a100": "energy_j"}
 
 #: Lengths in thousands keep the terms of like size.
 _SCALE = 1e3
@@ -42,7 +45,7 @@ Fit: TypeAlias = Callable[[Array, Array, Array], Predictor]
 class Grid:
     """Runs of one model over lengths; ``output`` is what was generated, ``asked`` what was asked.
 
-    ``cost`` is that of the whole run, in ms or J.
+    ``cost`` is that of the whole run, in s or J.
     """
 
     set: str
@@ -71,56 +74,38 @@ class Errors:
     bias: float
 
 
-def read_argonne(folder: Path) -> tuple[list[Grid], str]:
-    """The latency grid of Llama 3 8B under TensorRT-LLM, and what was kept of it."""
-    frame = _read(folder / "e2e" / "argonne_grid_a100.csv", ("latency_ms",))
-    grids = [_grid("argonne_grid_a100", *each, "latency_ms") for each in _models(frame)]
-    return grids, f"argonne_grid_a100: {len(frame)} rows, all kept"
-
-
-def read_wilkins(folder: Path) -> tuple[list[Grid], str]:
-    """The energy grids without a KV cache, and what was kept of them."""
-    frame = _read(folder / "e2e" / "wilkins_grid_a100.csv", ("energy_j", "maxout"))
-    kept = frame[frame.maxout >= SHORTEST_OUTPUT]
-    early = int((kept.output_len < kept.maxout).sum())
-    grids = [
-        replace(_grid("wilkins_grid_a100", *each, "energy_j"), asked=each[1].maxout.to_numpy(float))
-        for each in _models(kept)
-    ]
-    counted = (
-        f"wilkins_grid_a100: {len(frame)} rows, {len(frame) - len(kept)} dropped (fewer than "
-        f"{SHORTEST_OUTPUT} output tokens asked for), {len(kept)} kept; {early} of them stopped "
-        "early on average and count with the output length that they had"
+def read_grids(name: str, cost: str, root: Path | None = None) -> tuple[list[Grid], str]:
+    """The grid of every model of a set, and how many rows were kept; ``cost`` names the column."""
+    table = read_runs(name, root)
+    grids = []
+    for model in dict.fromkeys(table["model"]):
+        rows = table.where(model=model)
+        grids.append(
+            Grid(
+                set=name,
+                model=str(model),
+                gpus=int(rows["n_gpus"][0]),
+                input=rows["prompt"],
+                output=rows["output"],
+                # Lengths asked for are powers of 2; some runs stopped a little before.
+                asked=2 ** np.ceil(np.log2(rows["output"])),
+                cost=rows[cost],
+            )
+        )
+    early = int((table["output"] < 2 ** np.ceil(np.log2(table["output"]))).sum())
+    stopped = (
+        f"; {early} stopped early on average and count with what they generated" if early else ""
     )
-    return grids, counted
+    return grids, f"{name}: {_kept(table)}{stopped}"
 
 
-def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
-    if not file.is_file():
-        raise HymellError(f"no measurements at {file} (docs/data.md)")
-    frame = pd.read_csv(file)
-    missing = {"model", "tp", "input_len", "output_len", *needed} - set(frame.columns)
-    if missing:
-        raise HymellError(f"{file} has no column {', '.join(sorted(missing))}")
-    return frame
-
-
-def _models(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for model, rows in frame.groupby("model"):
-        yield str(model), rows
-
-
-def _grid(name: str, model: str, rows: pd.DataFrame, cost: str) -> Grid:
-    lengths = rows.output_len.to_numpy(float)
-    return Grid(
-        name,
-        model,
-        int(rows.tp.iloc[0]),
-        rows.input_len.to_numpy(float),
-        lengths,
-        lengths,
-        rows[cost].to_numpy(float),
-    )
+def _kept(table: Table) -> str:
+    read = sum(tally.rows_in for tally in table.tallies)
+    dropped = Counter[str]()
+    for tally in table.tallies:
+        dropped.update(tally.dropped)
+    reasons = "".join(f", {count} dropped ({REASONS[why]})" for why, count in dropped.items())
+    return f"{read} rows{reasons}, {len(table)} kept"
 
 
 # --- the forms, per output token -------------------------------------------------------------
@@ -413,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output: Path = parser.parse_args(arguments).output
     try:
         folder = locate()
-        read = [read_argonne(folder), read_wilkins(folder)]
+        read = [read_grids(name, cost, folder) for name, cost in COSTS.items()]
     except HymellError as error:
         print(f"sweet_spot: {error}", file=sys.stderr)
         return 2
@@ -422,10 +407,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.write_text(page(records, kept, grids, [count for _, count in read]), encoding="utf-8")
     plain = {
         "goals": [asdict(goal) for goal in GOALS],
-        "errors": [asdict(record) for record in records],
+        "errors": [_rounded(asdict(r)) for r in records],
     }
     output.with_suffix(".json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _rounded(record: Mapping[str, object]) -> dict[str, object]:
+    # Digits beyond these differ between machines and would show as changes.
+    return {k: round(v, 4) if isinstance(v, float) else v for k, v in record.items()}
 
 
 if __name__ == "__main__":
