@@ -49,8 +49,8 @@ def accuracy_view(calibrations: Sequence[Calibration]) -> View:
     notes = (
         "mean absolute error in % of the measured time, or energy for ops that end in _energy, on "
         "rows that were not fitted on; median to bias are of the corrected estimator",
-        "roofline: data-sheet time + 3 us, or data-sheet power; analytical: the fitted form without "
-        "its correction",
+        "roofline: data-sheet time + 3 us, or data-sheet power; analytical: the fitted form "
+        "without its correction",
     )
     document = Document("Accuracy of the calibrations", (*tables, Notes("", notes)))
     return View(document, {"accuracy": records}, records)
