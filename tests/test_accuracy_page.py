@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from accuracy import curves, ffn, plots
 from accuracy.curves import learning_curve, samples, transfer_summary, transferred
 from accuracy.goals import GOALS, Goal, check
+from accuracy.headline import headline
 from accuracy.page import Results, page
 from accuracy.plots import Points, draw, points, size_of, thinned
 from accuracy.records import (
@@ -33,6 +35,8 @@ from hymell.estimators.level1.form import Dims
 from hymell.measure.judging import Effort
 from hymell.measure.operators import OPERATORS, Operator, Rows
 from hymell.measure.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
 
 EFFORT = Effort(rows=50, epochs=1, seeds=(0,))
 
@@ -525,3 +529,8 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_records_take_their_table_from_the_table() -> None:
     scored = {key: made()[key] for key in KEYS if key not in ("gpu", "op")}
     assert record({**made(), "op": "moe"}, {**scored, "dtype": "other"})["dtype"] == "bfloat16"
+
+
+def test_the_readme_shows_the_figures_of_the_records() -> None:
+    records = json.loads((ROOT / "docs" / "accuracy.json").read_text("utf-8"))
+    assert "\n".join(headline(records)) in (ROOT / "README.md").read_text("utf-8")
