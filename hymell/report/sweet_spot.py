@@ -53,7 +53,7 @@ def _headline(found: SweetSpot) -> Facts:
     worst = max(possible, key=lambda cell: float(getattr(cell, name)))
     times = getattr(worst, name) / getattr(best, name)
     inputs, outputs = [c.input for c in region], [c.output for c in region]
-    calibrated = "" if found.energy_calibrated else "uncalibrated; "
+    calibrated = "" if found.energy_calibrated else "not all calibrated; "
     return Facts(
         "",
         (
