@@ -1,0 +1,168 @@
+"""Fitted systems judged on models they have not seen, the form chosen without them too.
+
+For every model left out (its near twins with it) a form is chosen among `FORMS` by leaving out,
+one after the other, the models that remain, over all cells of the campaign; then it is fitted on
+those and judged on the one left out. A cell is an engine on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hymell.estimators.level3.fit import SystemFit
+from hymell.estimators.level3.terms import TERMS, total
+from systems.rows import Array, Runs
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A choice of terms, of multipliers that share a value, of how firm the priors are.
+
+    ``pooled``: where the means of the priors come from: "" `TERMS`, "engine" the same engine on
+    other GPUs, "all" every other cell.
+    """
+
+    terms: tuple[str, ...]
+    tied: tuple[str, ...]
+    width: float
+    pooled: str
+
+    def __str__(self) -> str:
+        tied = " = ".join(self.tied) or "none"
+        return (
+            f"{', '.join(self.terms)}; tied: {tied}; width {self.width:g}; "
+            f"priors from {self.pooled or 'no runs'}"
+        )
+
+
+_KERNELS: Final = ("prefill", "dense", "attention")
+_HOST: Final = (
+    ("step_s", "sequence_s"),
+    ("step_s", "logit_s"),
+    ("step_s", "sequence_s", "logit_s"),
+    ("sequence_s", "logit_s"),
+)
+_TIED: Final = ((), ("dense", "attention"), _KERNELS)
+_WIDTHS: Final = (0.25, 0.5, 1.0)
+_POOLED: Final = ("", "engine", "all")
+
+#: Terms of exchanges, for runs on several GPUs.
+_BETWEEN: Final = ("comm", "message_s")
+
+Cell = tuple[str, str]
+
+
+def forms(several: bool, kernels: tuple[str, ...] = (*_KERNELS, "gqa")) -> list[Form]:
+    """What is chosen among; ``several``: some runs are on several GPUs."""
+    between = _BETWEEN if several else ()
+    found = [
+        Form(
+            (*kernels, *host, *between),
+            tuple(name for name in tied if name in kernels),
+            width,
+            pooled,
+        )
+        for host, tied, width, pooled in product(_HOST, _TIED, _WIDTHS, _POOLED)
+    ]
+    return list(dict.fromkeys(found))
+
+
+@dataclass
+class Campaign:
+    """Runs of one measuring campaign, and the forms that may explain them."""
+
+    runs: Runs
+    forms: list[Form]
+    _fits: dict[Any, dict[str, float]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def cells(self) -> dict[Cell, NDArray[Any]]:
+        """Positions of the runs of each (GPU, library)."""
+        pairs = list(zip(self.runs.labels["gpu"], self.runs.labels["library"], strict=True))
+        return {
+            cell: np.array([i for i, pair in enumerate(pairs) if pair == cell])
+            for cell in sorted(set(pairs))
+        }
+
+    @cached_property
+    def group(self) -> NDArray[Any]:
+        """The model of each run, twins together."""
+        return self.runs.group
+
+    def coefficients(self, form: Form, cell: Cell, out: frozenset[str]) -> dict[str, float]:
+        """Fitted without the models ``out``; the priors where the cell has no other model."""
+        key = (form, cell, out)
+        if key not in self._fits:
+            self._fits[key] = self._fit(form, cell, out)
+        return self._fits[key]
+
+    def _fit(self, form: Form, cell: Cell, out: frozenset[str]) -> dict[str, float]:
+        kept = ~np.isin(self.group, list(out))
+        prior = self._pooled(form, cell, out, kept)
+        own = self.cells[cell][kept[self.cells[cell]]]
+        if not len(own):
+            return {name: prior.get(name, TERMS[name].prior) for name in form.terms}
+        return self._solve(form, own, prior, form.width)
+
+    def _pooled(
+        self, form: Form, cell: Cell, out: frozenset[str], kept: NDArray[np.bool_]
+    ) -> Mapping[str, float]:
+        if not form.pooled:
+            return {}
+        others = [
+            rows[kept[rows]]
+            for other, rows in self.cells.items()
+            if other != cell and (form.pooled == "all" or other[1] == cell[1])
+        ]
+        rows = np.concatenate([np.zeros(0, dtype=int), *others])
+        return self._solve(form, rows, {}, 1.0) if len(rows) else {}
+
+    def _solve(
+        self, form: Form, rows: NDArray[Any], prior: Mapping[str, float], width: float
+    ) -> dict[str, float]:
+        part = self.runs.take(rows)
+        fit = SystemFit(form.terms, form.tied, prior, width)
+        return fit.fit(part.terms, part.time_s).coefficients_
+
+    def errors(self, form: Form, cell: Cell, out: frozenset[str], model: str) -> Array:
+        """Signed relative errors on the runs of ``model`` of a fit without it and ``out``."""
+        rows = self.cells[cell][self.group[self.cells[cell]] == model]
+        part = self.runs.take(rows)
+        found = total(part.terms, self.coefficients(form, cell, out | {model}))
+        return np.asarray(found / part.time_s - 1)
+
+    def score(self, form: Form, out: frozenset[str] = frozenset()) -> float:
+        """Mean over the cells of the mean absolute error on each model left out beside ``out``."""
+        means = []
+        for cell, rows in self.cells.items():
+            models = [m for m in np.unique(self.group[rows]) if m not in out]
+            found = [np.abs(self.errors(form, cell, out, model)) for model in models]
+            if found:
+                means.append(float(np.concatenate(found).mean()))
+        return float(np.mean(means)) if means else np.inf
+
+    def choose(self, out: frozenset[str] = frozenset()) -> Form:
+        """The best form as judged without the models ``out``; of equals the first."""
+        return min(self.forms, key=lambda form: self.score(form, out))
+
+    @cached_property
+    def chosen(self) -> dict[str, Form]:
+        """The form chosen without each model."""
+        return {str(m): self.choose(frozenset({str(m)})) for m in np.unique(self.group)}
+
+    def held_out(self, cell: Cell) -> Array:
+        """Predicted seconds of the runs of a cell, each by a fit and a form without its model."""
+        found = np.zeros(len(self.cells[cell]))
+        for model in np.unique(self.group[self.cells[cell]]):
+            mine = self.group[self.cells[cell]] == model
+            form = self.chosen[str(model)]
+            error = self.errors(form, cell, frozenset(), str(model))
+            found[mine] = (1 + error) * self.runs.time_s[self.cells[cell][mine]]
+        return found

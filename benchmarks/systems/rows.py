@@ -1,0 +1,213 @@
+"""Measured runs of whole models as what a system's terms make of them; kept in build/.
+
+A run is one time: a latency, a time to first token (a run of one output token), or a time per
+output token, which is that of the decode step at the mean context.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+import hymell
+from hymell.errors import HymellError
+from hymell.estimators.base import Deployment
+from hymell.estimators.calibrated import choose
+from hymell.estimators.level3.features import features
+from hymell.estimators.level3.terms import TERMS, columns, stacked
+from hymell.estimators.predict import deploy
+from hymell.estimators.rollup import decode_totals, prefill_totals
+from hymell.hardware import find_gpu
+from hymell.measure.e2e import read_runs
+from hymell.measure.location import locate
+from hymell.op_registry.engines import get_engine
+from hymell.workload import Parallel, Precision
+
+Array = NDArray[np.float64]
+
+#: What is known of a run; ``what`` is latency, ttft or tpot, ``moe`` whether it has experts.
+LABELS: Final = tuple(
+    "set gpu library version dtype model zoo task what moe n_gpus batch prompt output".split()
+)
+
+#: Models of one shape, or nearly: never one in the fit and the other in the judgement.
+TWINS: Final[Mapping[str, str]] = {
+    "mistral-7b-v0.1": "llama-3-8b",
+    "mistral-7b-v0.2": "llama-3-8b",
+    "llama-3.1-8b": "llama-3-8b",
+    "llama-7b": "llama-2-7b",
+    "codellama-7b": "llama-2-7b",
+    "codellama-13b": "llama-2-13b",
+    "codellama-70b": "llama-2-70b",
+    "llama-3-70b": "llama-2-70b",
+    "llama-3.1-70b": "llama-2-70b",
+    "llama-3.1-405b-fp8": "llama-3.1-405b",
+    "qwen3-30b-a3b-2507": "qwen3-30b-a3b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-235b-a22b-2507": "qwen3-235b-a22b",
+    "qwen3-235b-a22b-2507-fp8": "qwen3-235b-a22b",
+    "qwen3-coder-480b-a35b-fp8": "qwen3-coder-480b-a35b",
+    "nemotron-nano-9b-v2": "nemotron-nano-12b-v2",
+}
+
+_TIMES: Final = {"latency": "latency_s", "ttft": "ttft_s", "tpot": "tpot_s"}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs with their terms, measured seconds, and what the two plain compositions say."""
+
+    labels: pd.DataFrame
+    terms: Mapping[str, Array]
+    time_s: Array
+    sheet_s: Array
+    composed_s: Array
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    @property
+    def group(self) -> NDArray[Any]:
+        """The model of each run, near twins under one name."""
+        return self.labels["zoo"].map(lambda zoo: TWINS.get(zoo, zoo)).to_numpy()
+
+    def take(self, rows: NDArray[Any]) -> Runs:
+        """The runs that a mask or an index array picks."""
+        return Runs(
+            self.labels[rows] if rows.dtype == bool else self.labels.iloc[rows],
+            {name: values[rows] for name, values in self.terms.items()},
+            self.time_s[rows],
+            self.sheet_s[rows],
+            self.composed_s[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Left:
+    """Runs of a set that could not be priced, and why."""
+
+    set: str
+    model: str
+    rows: int
+    why: str
+
+
+def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
+    """The runs of a set with a measured ``what``, from ``cache`` where nothing has changed."""
+    file = cache / f"{name}-{what}-{_state(name)}.pkl"
+    if file.is_file():
+        # Written by this program into its own build folder.
+        kept: tuple[Runs, list[Left]] = pd.read_pickle(file)
+        return kept
+    made = _make(name, what)
+    cache.mkdir(parents=True, exist_ok=True)
+    pd.to_pickle(made, file)
+    return made
+
+
+def _state(name: str) -> str:
+    """Of everything the terms follow from: the set, calibrations, data sheets and code."""
+    package = Path(hymell.__file__).parent
+    found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".json", ".safetensors") and path.name != "fit.py":
+            if not {"report", "cli", "systems"} & set(path.relative_to(package).parts):
+                found.update(path.name.encode() + path.read_bytes())
+    found.update(Path(__file__).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _make(name: str, what: str) -> tuple[Runs, list[Left]]:
+    rows = read_runs(name).to_frame()
+    rows = rows[rows[_TIMES[what]].notna()].assign(what=what, time_s=lambda r: r[_TIMES[what]])
+    parts: list[Runs] = []
+    left: list[Left] = []
+    keys = ["model", "zoo", "gpu", "engine", "dtype", "tp", "ep", "dp", "pp"]
+    for key, mine in rows.groupby(keys, sort=True):
+        try:
+            parts.append(_priced(dict(zip(keys, key, strict=True)), mine, what))
+        except HymellError as error:
+            left.append(Left(name, f"{key[0]} on {key[2]}", len(mine), str(error)))
+    if not parts:
+        raise HymellError(f"no run of {name} can be priced; the first: {left[0].why}")
+    together = pd.concat([part.labels for part in parts], ignore_index=True)
+    joined = {
+        field: np.concatenate([getattr(part, field) for part in parts])
+        for field in ("time_s", "sheet_s", "composed_s")
+    }
+    return Runs(together, stacked([part.terms for part in parts]), **joined), left
+
+
+def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
+    if not key["zoo"]:
+        raise HymellError("the zoo has no model of this shape")
+    if not key["engine"]:
+        raise HymellError("no engine of hymell runs like this library")
+    board, engine = find_gpu(key["gpu"]), get_engine(key["engine"])
+    graph = hymell.trace(key["zoo"])
+    parallel = _parallel(key)
+    B, prompt, output = _workloads(rows, what)
+    if not np.isfinite(B * prompt * output).all():
+        raise HymellError("a length or the batch is not stated")
+    if parallel.replicas > 1:
+        # As many sequences on each GPU as there are on average.
+        B = np.maximum(B, parallel.replicas)
+
+    def deployed(calibration: str) -> Deployment:
+        return deploy(
+            graph,
+            gpu=board,
+            engine=engine,
+            precision=Precision.of(key["dtype"]),
+            estimator=choose(board, engine.name, calibration),
+            parallel=parallel,
+        )
+
+    fitted, sheet = deployed("auto"), deployed("none")
+    found = features(fitted, B, prompt, output)
+    if what == "tpot":
+        found |= {name: np.zeros(len(B)) for name in found if name.startswith("prefill_")}
+    moe = any(found[f"{phase}_experts"].any() for phase in ("prefill", "decode"))
+    return Runs(
+        rows.assign(moe=moe)[list(LABELS)],
+        columns(found, float(graph.facts.vocab_size or 0)),
+        rows["time_s"].to_numpy(float),
+        _composed(sheet, B, prompt, output, what),
+        _composed(fitted, B, prompt, output, what),
+    )
+
+
+def _parallel(key: Mapping[str, Any]) -> Parallel:
+    tp, ep, dp, pp = (int(key[name]) for name in ("tp", "ep", "dp", "pp"))
+    if pp > 1:
+        raise HymellError("stages of layers are not judged here")
+    if dp == 1:
+        return Parallel(tp, ep)
+    if tp == 1 and ep == dp:
+        return Parallel(1, ep)
+    raise HymellError(f"attention over {tp} x {dp} GPUs beside experts over {ep} is not supported")
+
+
+def _workloads(rows: pd.DataFrame, what: str) -> Iterator[Array]:
+    """Batch, prompt, output of workloads that take the measured time."""
+    batch, prompt, output = (rows[name].to_numpy(float) for name in ("batch", "prompt", "output"))
+    if what == "ttft":
+        output = np.ones(len(rows))
+    elif what == "tpot":
+        # One decode step that finds the mean context in the cache.
+        prompt = np.maximum(np.round(rows["context"].to_numpy(float)), 1)
+        output = np.full(len(rows), 2.0)
+    yield from (batch, prompt, output)
+
+
+def _composed(model: Deployment, B: Array, prompt: Array, output: Array, what: str) -> Array:
+    """Seconds by the typical overheads of the engine."""
+    decode = decode_totals(model, B, prompt, output).time_s
+    return decode if what == "tpot" else prefill_totals(model, B, prompt).time_s + decode

@@ -1,0 +1,88 @@
+"""The terms that a run's time is the sum of: each a column of the features times a coefficient.
+
+    T = c_prefill * prefill kernels + c_dense * decode kernels but attention
+      + c_attention * decode attention + c_gqa * (attention as if with all KV heads - attention)
+      + c_comm * exchanges + step_s * steps + sequence_s * sequences x steps
+      + logit_s * logits sampled + message_s * number of exchanges
+
+Seconds of kernels are level 1's (`features`). The first group are multipliers near 1; ``gqa`` is
+how far an engine's decode kernels are from reading shared KV heads once (0) rather than once per
+query head (1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A coefficient: its unit, what is believed of it before any run is seen, and what it says.
+
+    ``prior`` and ``width`` are the mean and the standard deviation of that belief, in ``unit``.
+    """
+
+    name: str
+    unit: str
+    prior: float
+    width: float
+    meaning: str
+
+
+#: In the order of the formula. Widths: kernels measured alone and in a model differ by 10-20%; host
+#: work per step and sequence is milliseconds and tens of microseconds at most.
+TERMS: Final[Mapping[str, Term]] = {
+    term.name: term
+    for term in (
+        Term("prefill", "1", 1.0, 0.2, "x seconds of prefill kernels"),
+        Term("dense", "1", 1.0, 0.2, "x seconds of decode kernels other than attention"),
+        Term("attention", "1", 1.0, 0.2, "x seconds of decode attention"),
+        Term("comm", "1", 1.0, 0.3, "x seconds of exchanges between GPUs"),
+        Term("gqa", "1", 0.2, 0.2, "x seconds that decode attention would add with all KV heads"),
+        Term("step_s", "s", 0.0, 2e-3, "per step"),
+        Term("sequence_s", "s", 0.0, 3e-5, "per sequence and step"),
+        Term("logit_s", "s", 0.0, 3e-10, "per logit sampled from"),
+        Term("message_s", "s", 0.0, 1e-5, "per exchange between GPUs"),
+    )
+}
+
+MULTIPLIERS: Final = ("prefill", "dense", "attention", "comm")
+
+_KERNELS = ("gemm", "experts", "rest")
+
+
+def columns(features: Columns, vocabulary: float) -> dict[str, NDArray[np.float64]]:
+    """The column of each of `TERMS`: features of `features.features`, one entry per run.
+
+    ``vocabulary`` counts the logits that one token is sampled from, 0 for a model without any.
+    """
+    sampled = features["prefill_sequence_steps"] + features["decode_sequence_steps"]
+    prefill = sum(features[f"prefill_{group}"] for group in (*_KERNELS, "attention"))
+    return {
+        "prefill": np.asarray(prefill),
+        "dense": np.asarray(sum(features[f"decode_{group}"] for group in _KERNELS)),
+        "attention": features["decode_attention"],
+        "comm": features["prefill_comm"] + features["decode_comm"],
+        "gqa": features["decode_mha_extra"],
+        "step_s": features["prefill_steps"] + features["decode_steps"],
+        "sequence_s": sampled,
+        "logit_s": sampled * vocabulary,
+        "message_s": features["prefill_messages"] + features["decode_messages"],
+    }
+
+
+def total(terms: Columns, coefficients: Mapping[str, float]) -> NDArray[np.float64]:
+    """Seconds of each run: the sum over the coefficients given; absent ones count as 0."""
+    return np.asarray(sum(value * terms[name] for name, value in coefficients.items()))
+
+
+def stacked(many: Sequence[Columns]) -> dict[str, NDArray[np.float64]]:
+    """Columns of several groups of runs one after another."""
+    return {name: np.concatenate([each[name] for each in many]) for name in TERMS}
