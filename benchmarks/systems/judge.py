@@ -7,7 +7,7 @@ those and judged on the one left out. A cell is an engine on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -53,19 +53,26 @@ _TIED: Final = ((), ("dense", "attention"), _KERNELS)
 _WIDTHS: Final = (0.25, 0.5, 1.0)
 _POOLED: Final = ("", "engine", "all")
 
-#: Terms of exchanges, for runs on several GPUs.
+#: Terms of exchanges and of experts, for campaigns that have them.
 _BETWEEN: Final = ("comm", "message_s")
+_ROUTED: Final = ("experts", "routed_s")
 
 Cell = tuple[str, str]
 
 
-def forms(several: bool, kernels: tuple[str, ...] = (*_KERNELS, "gqa")) -> list[Form]:
-    """What is chosen among; ``several``: some runs are on several GPUs."""
-    between = _BETWEEN if several else ()
+def forms(runs: Runs) -> list[Form]:
+    """What is chosen among for some runs."""
+    some = {name: bool(values.any()) for name, values in runs.terms.items()}
+    kernels = [name for name in (*_KERNELS, "gqa") if some[name]]
+    more = [name for name in (*_BETWEEN, *_ROUTED) if some[name]]
+    # Experts share a value with the other kernels where these share one.
+    extra = [name for name in ("experts",) if some[name]]
     found = [
         Form(
-            (*kernels, *host, *between),
-            tuple(name for name in tied if name in kernels),
+            (*kernels, *host, *more),
+            tuple(name for name in (*tied, *extra) if name in kernels or name in extra)
+            if tied
+            else (),
             width,
             pooled,
         )
@@ -76,10 +83,14 @@ def forms(several: bool, kernels: tuple[str, ...] = (*_KERNELS, "gqa")) -> list[
 
 @dataclass
 class Campaign:
-    """Runs of one measuring campaign, and the forms that may explain them."""
+    """Runs of one measuring campaign, and the forms that may explain them.
+
+    ``group`` is what is left out together: the model of each run, twins under one name.
+    """
 
     runs: Runs
     forms: list[Form]
+    group: NDArray[Any]
     _fits: dict[Any, dict[str, float]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -90,11 +101,6 @@ class Campaign:
             cell: np.array([i for i, pair in enumerate(pairs) if pair == cell])
             for cell in sorted(set(pairs))
         }
-
-    @cached_property
-    def group(self) -> NDArray[Any]:
-        """The model of each run, twins together."""
-        return self.runs.group
 
     def coefficients(self, form: Form, cell: Cell, out: frozenset[str]) -> dict[str, float]:
         """Fitted without the models ``out``; the priors where the cell has no other model."""
@@ -165,4 +171,22 @@ class Campaign:
             form = self.chosen[str(model)]
             error = self.errors(form, cell, frozenset(), str(model))
             found[mine] = (1 + error) * self.runs.time_s[self.cells[cell][mine]]
+        return found
+
+    def abroad(self, cell: Cell, homes: Sequence[Cell]) -> Array | None:
+        """Predicted seconds of the runs of a cell by fits to other cells, its model left out too.
+
+        None where the cells have no other model.
+        """
+        rows = self.cells[cell]
+        found = np.zeros(len(rows))
+        for model in np.unique(self.group[rows]):
+            form = self.chosen[str(model)]
+            theirs = np.concatenate([self.cells[home] for home in homes])
+            theirs = theirs[self.group[theirs] != model]
+            if not len(theirs):
+                return None
+            values = self._solve(form, theirs, {}, form.width)
+            mine = self.group[rows] == model
+            found[mine] = total(self.runs.take(rows[mine]).terms, values)
         return found

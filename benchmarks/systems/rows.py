@@ -7,8 +7,8 @@ output token, which is that of the decode step at the mean context.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
 from hymell.estimators.calibrated import choose
 from hymell.estimators.level3.features import features
-from hymell.estimators.level3.terms import TERMS, columns, stacked
+from hymell.estimators.level3.groups import GROUPS
+from hymell.estimators.level3.terms import columns, stacked
 from hymell.estimators.predict import deploy
 from hymell.estimators.rollup import decode_totals, prefill_totals
 from hymell.hardware import find_gpu
@@ -89,6 +90,17 @@ class Runs:
         )
 
 
+def joined(parts: Sequence[Runs]) -> Runs:
+    """Runs of several sets one after another."""
+    return Runs(
+        pd.concat([part.labels for part in parts], ignore_index=True),
+        stacked([part.terms for part in parts]),
+        np.concatenate([part.time_s for part in parts]),
+        np.concatenate([part.sheet_s for part in parts]),
+        np.concatenate([part.composed_s for part in parts]),
+    )
+
+
 @dataclass(frozen=True)
 class Left:
     """Runs of a set that could not be priced, and why."""
@@ -117,9 +129,9 @@ def _state(name: str) -> str:
     package = Path(hymell.__file__).parent
     found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
     for path in sorted(package.rglob("*")):
-        if path.suffix in (".py", ".json", ".safetensors") and path.name != "fit.py":
-            if not {"report", "cli", "systems"} & set(path.relative_to(package).parts):
-                found.update(path.name.encode() + path.read_bytes())
+        apart = {"report", "cli", "systems", "fit.py"} & set(path.relative_to(package).parts)
+        if path.suffix in (".py", ".json", ".safetensors") and not apart:
+            found.update(path.name.encode() + path.read_bytes())
     found.update(Path(__file__).read_bytes())
     return found.hexdigest()[:16]
 
@@ -137,12 +149,7 @@ def _make(name: str, what: str) -> tuple[Runs, list[Left]]:
             left.append(Left(name, f"{key[0]} on {key[2]}", len(mine), str(error)))
     if not parts:
         raise HymellError(f"no run of {name} can be priced; the first: {left[0].why}")
-    together = pd.concat([part.labels for part in parts], ignore_index=True)
-    joined = {
-        field: np.concatenate([getattr(part, field) for part in parts])
-        for field in ("time_s", "sheet_s", "composed_s")
-    }
-    return Runs(together, stacked([part.terms for part in parts]), **joined), left
+    return joined(parts), left
 
 
 def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
@@ -161,19 +168,21 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
         B = np.maximum(B, parallel.replicas)
 
     def deployed(calibration: str) -> Deployment:
+        chosen = choose(board, engine.name, calibration)
         return deploy(
             graph,
             gpu=board,
             engine=engine,
             precision=Precision.of(key["dtype"]),
-            estimator=choose(board, engine.name, calibration),
+            # What is judged here is fitted here.
+            estimator=None if chosen is None else replace(chosen, system=None),
             parallel=parallel,
         )
 
     fitted, sheet = deployed("auto"), deployed("none")
     found = features(fitted, B, prompt, output)
     if what == "tpot":
-        found |= {name: np.zeros(len(B)) for name in found if name.startswith("prefill_")}
+        found |= _between(fitted, rows, B)
     moe = any(found[f"{phase}_experts"].any() for phase in ("prefill", "decode"))
     return Runs(
         rows.assign(moe=moe)[list(LABELS)],
@@ -182,6 +191,20 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
         _composed(sheet, B, prompt, output, what),
         _composed(fitted, B, prompt, output, what),
     )
+
+
+def _between(model: Deployment, rows: pd.DataFrame, B: Array) -> dict[str, Array]:
+    """Prefill that a decode step of a server waits for: a prompt per sequence and output.
+
+    Nothing of a prefill is in the decode step of a batch that started together.
+    """
+    replicas = float(model.parallel.replicas)
+    prompt, output = rows["prompt"].to_numpy(float), rows["output"].to_numpy(float)
+    one = np.ones(len(rows))
+    found = features(model, replicas * one, prompt, one)
+    share = np.where(rows["queued"].to_numpy(bool), B / replicas / output, 0.0)
+    seconds = [f"prefill_{group}" for group in GROUPS]
+    return {n: found[n] * (share if n in seconds else 0.0) for n in found if n[:8] == "prefill_"}
 
 
 def _parallel(key: Mapping[str, Any]) -> Parallel:

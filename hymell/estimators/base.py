@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hymell.estimators.level3.system import System
 from hymell.graph import OpGraph, Phase
 from hymell.hardware import Gpu
 from hymell.op_registry.engines.base import Engine
@@ -103,7 +104,8 @@ class Deployment:
     """A traced model, the engine that runs it, the GPU it runs on and what prices it.
 
     ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``, on
-    one GPU of ``parallel``.
+    one GPU of ``parallel``. ``system`` is what the engine adds to the kernels, None for its typical
+    overheads.
     """
 
     graph: OpGraph
@@ -113,6 +115,7 @@ class Deployment:
     lowered: Callable[[int], Lowered]
     precision: Precision = field(default_factory=Precision)
     parallel: Parallel = SINGLE
+    system: System | None = None
     _ranks: dict[int, Rank] = field(default_factory=dict, repr=False, compare=False)
 
     def rank(self, index: int) -> Rank:

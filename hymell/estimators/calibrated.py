@@ -31,6 +31,7 @@ from hymell.estimators.fitted import Found, native, own, predict_rows, transferr
 from hymell.estimators.fitted_energy import FittedEnergy
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.roofline import Roofline
+from hymell.estimators.level3.system import System, fitted_systems, shipped_system
 from hymell.estimators.queries import Query, columns, query
 from hymell.hardware import Gpu, load_gpu
 from hymell.op_registry.primitives import Primitive, Value
@@ -46,11 +47,13 @@ LIBRARIES = {"vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 class Calibrated:
     """`hymell.estimators.base.Estimator` over calibrations, those first in the list winning.
 
-    ``gpu`` is what is priced; calibrations of another GPU are scaled to it.
+    ``gpu`` is what is priced; calibrations of another GPU are scaled to it. ``system`` is what the
+    engine adds to these kernels, None for its typical overheads.
     """
 
     gpu: Gpu
     sources: tuple[Calibration, ...]
+    system: System | None = None
     fallback: Roofline = field(default_factory=Roofline)
     _found: dict[object, Found | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -181,7 +184,8 @@ def choose(
 def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
     """The estimator of shipped calibrations for an engine on a GPU, None where there is none.
 
-    The GPU's own calibration comes first, then that of its nearest relative.
+    The GPU's own calibration comes first, then that of its nearest relative. With it comes the
+    engine's system, where one was fitted.
     """
     for library in LIBRARIES.get(engine, ()):
         homes = [name for name, held in calibrations.available() if held == library]
@@ -189,7 +193,22 @@ def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
         chosen += relatives(gpu, [name for name in homes if name not in chosen])[:1]
         found = [calibrations.shipped(name, library) for name in chosen]
         if found:
-            return Calibrated(gpu, tuple(c for c in found if c is not None))
+            sources = tuple(c for c in found if c is not None)
+            return Calibrated(gpu, sources, system_for(gpu, engine))
+    return None
+
+
+def system_for(gpu: Gpu, engine: str) -> System | None:
+    """The shipped system of an engine on this GPU or its nearest relative of one kernel family."""
+    homes = fitted_systems(engine)
+    if gpu.name in homes and gpu == load_gpu(gpu.name):
+        return shipped_system(engine, gpu.name)
+    family = Device.of(gpu).family
+    for name in relatives(gpu, homes):
+        found = shipped_system(engine, name)
+        near = Device.of(load_gpu(name)).family == family
+        if found is not None and found.transfers and near:
+            return replace(found, transferred=True)
     return None
 
 

@@ -23,6 +23,7 @@ from hymell.estimators.breakdown import (
     coverage,
     kernel_costs,
 )
+from hymell.estimators.calibrated import Calibrated
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.links import Linked
@@ -77,9 +78,12 @@ def deploy(
         )
 
     priced_by = estimator or Roofline()
+    # Systems were fitted to models whose layers are all in one stage, its GPUs on the same tokens.
+    plain = parallel.pp == 1 and parallel.replicas == 1
+    system = estimator.system if isinstance(estimator, Calibrated) and plain else None
     if parallel != SINGLE:
         priced_by = Linked(priced_by, custom=is_serving(engine))
-    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel)
+    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel, system)
 
 
 def price(
@@ -293,10 +297,6 @@ def _assumptions(
     costs: Iterable[KernelCost],
 ) -> dict[str, Any]:
     engine = model.engine
-    overheads = engine.overheads
-    host = (
-        "prefill only, decode replays CUDA graphs" if overheads.cuda_graphs_in_decode else "always"
-    )
     chunk = (
         f"prefill in chunks of {PREFILL_CHUNK} tokens" if is_serving(engine) else "whole prefill"
     )
@@ -306,10 +306,7 @@ def _assumptions(
         "output": f"{workload.output} tokens: 1 from prefill, {workload.output - 1} decode steps",
         "dtype": _formats(model),
         "engine": "; ".join((engine.title, *engine.notes)),
-        "overheads": (
-            f"{overheads.host_s_per_launch * 1e6:g} us of host per launch ({host}), "
-            f"{overheads.gap_s * 1e6:g} us between kernels, {overheads.step_s * 1e6:g} us per step"
-        ),
+        "overheads": _overheads(model),
         "kernels": model.estimator.describe(model.gpu),
         "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
         "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
@@ -331,6 +328,25 @@ def _assumptions(
         made["parallel"] = _spread(model)
     made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
     return made
+
+
+def _overheads(model: Deployment) -> str:
+    """What the engine adds to the kernels, and whether it was fitted."""
+    typical, system = model.engine.overheads, model.system
+    host = "prefill only, decode replays CUDA graphs" if typical.cuda_graphs_in_decode else "always"
+    launches = f"{typical.host_s_per_launch * 1e6:g} us of host per launch ({host})"
+    if system is not None:
+        return f"{system.describe()}; typical, not fitted: {launches}"
+    words = (
+        f"{launches}, {typical.gap_s * 1e6:g} us between kernels, "
+        f"{typical.step_s * 1e6:g} us per step"
+    )
+    return f"typical, not fitted: {words}" if isinstance(_inner(model), Calibrated) else words
+
+
+def _inner(model: Deployment) -> Estimator:
+    priced_by = model.estimator
+    return priced_by.inner if isinstance(priced_by, Linked) else priced_by
 
 
 def _spread(model: Deployment) -> str:

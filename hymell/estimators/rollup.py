@@ -1,7 +1,8 @@
 """From kernels to phases: one prefill step, and the exact sum of all decode steps.
 
 A step lasts as long as its kernels and the gaps between them, or as long as the host needs to
-launch them, whichever is longer, plus the engine's work per step. Prefill is the step at
+launch them, whichever is longer, plus the engine's work per step; where a system was fitted
+(`level3`), its coefficients take the place of gaps and work per step. Prefill is the step at
 (B, S = prompt, L = 0). Decode is the sum over the output - 1 steps at L = prompt ..
 prompt + output - 2 (S = 1), every one at its own length: L is cut at the borders of the graph's
 regions and where an attention window fills, and summed in closed form in between (see `sums`).
@@ -20,6 +21,8 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import PowerModel, busy_terms
+from hymell.estimators.level3.groups import all_heads, group_of
+from hymell.estimators.level3.system import System
 from hymell.estimators.pipeline import over_stages
 from hymell.estimators.sums import Samples, sum_over_steps
 from hymell.graph import Phase, Range, Region
@@ -308,10 +311,10 @@ def _add_region(
 ) -> None:
     kernels = model.lowered(index).kernels
     launches = sum(kernel.repeat * kernel.launches for kernel in kernels)
-    gaps_s = launches * model.engine.overheads.gap_s
+    gaps_s = launches * _gap_s(model)
     kernel_s: Array = np.zeros(len(steps.B))
     for kernel in kernels:
-        sums = kernel_sums(kernel, model, steps)
+        sums = in_system(kernel, model, phase, steps, kernel_sums(kernel, model, steps))
         totals.flops[rows] += sums.flops
         totals.flops_causal[rows] += sums.flops_causal
         totals.bytes[rows] += sums.bytes
@@ -329,12 +332,68 @@ def _add_region(
     host_s = launches * model.engine.overheads.host_s_per_launch
     if phase == "decode" and model.engine.overheads.cuda_graphs_in_decode:
         host_s = 0.0
-    step_s = model.engine.overheads.step_s
+    if model.system is None:
+        step_s: Value = model.engine.overheads.step_s
+        stalls_s = _stalls(kernels, model, steps, device_s, gaps_s, host_s)
+    else:
+        step_s = _system_step_s(model.system, kernels, model, phase, steps)
+        # Of many steps the sum: a system is fitted to engines whose decode waits for no launch.
+        stalls_s = np.maximum(host_s * steps.count - device_s, 0)
     totals.steps[rows] += steps.count
     totals.kernel_s[rows] += kernel_s
-    totals.time_s[rows] += device_s + step_s * steps.count
-    totals.time_s[rows] += _stalls(kernels, model, steps, device_s, gaps_s, host_s)
+    totals.time_s[rows] += device_s + step_s * steps.count + stalls_s
     totals.launches[rows] += launches * steps.count
+
+
+def _gap_s(model: Deployment) -> float:
+    """Gap after a launch; a system has the gaps in its multipliers."""
+    return model.engine.overheads.gap_s if model.system is None else 0.0
+
+
+def in_system(
+    kernel: Kernel, model: Deployment, phase: Phase, steps: Steps, sums: KernelSums
+) -> KernelSums:
+    """The sums of a kernel as long as it takes within the system; idle power for the difference."""
+    if model.system is None:
+        return sums
+    value, group = model.system.value, group_of(kernel.primitive)
+    alone_s = sums.time_s
+    if group == "comm":
+        time_s = value("comm") * alone_s
+    elif phase == "prefill":
+        time_s = value("prefill") * alone_s
+    elif group == "attention":
+        extra_s = mha_extra_s(kernel, model, steps, alone_s) if value("gqa") else 0.0
+        time_s = value("attention") * alone_s + value("gqa") * extra_s
+    else:
+        time_s = value("experts" if group == "experts" else "dense") * alone_s
+    idle_w = PowerModel.of(model.gpu).idle_w
+    return replace(sums, time_s=time_s, energy_j=sums.energy_j + idle_w * (time_s - alone_s))
+
+
+def mha_extra_s(kernel: Kernel, model: Deployment, steps: Steps, time_s: Value) -> Array:
+    """Seconds that an attention would take more with all heads of its own, 0 of other kernels."""
+    whole = all_heads(kernel.primitive)
+    if whole is None:
+        return np.zeros(len(steps.B))
+    longer = kernel_sums(replace(kernel, primitive=whole), model, steps).time_s
+    extra_s: Array = np.maximum(longer - time_s, 0.0)
+    return extra_s
+
+
+def _system_step_s(
+    system: System, kernels: Sequence[Kernel], model: Deployment, phase: Phase, steps: Steps
+) -> Array:
+    """Seconds of one step outside kernels, per workload."""
+    groups = [(group_of(kernel.primitive), kernel.repeat) for kernel in kernels]
+    once_s = system.value("step_s")
+    once_s += system.value("message_s") * sum(n for group, n in groups if group == "comm")
+    if phase == "decode":
+        once_s += system.value("routed_s") * sum(n for group, n in groups if group == "experts")
+    sampled_s = system.value("sequence_s")
+    sampled_s += system.value("logit_s") * (model.graph.facts.vocab_size or 0)
+    found: Array = once_s + sampled_s * steps.B
+    return found
 
 
 def _middle(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -> KernelTime:
@@ -342,7 +401,7 @@ def _middle(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -
     middle = at(kernel.primitive, steps.B, steps.S, (steps.first + steps.last) / 2)
     priced = model.estimator.time(middle, model.gpu)
     executions = kernel.repeat * steps.count
-    gaps_s = executions * kernel.launches * model.engine.overheads.gap_s
+    gaps_s = executions * kernel.launches * _gap_s(model)
     return replace(priced, regime=np.where(sums.time_s < gaps_s, LAUNCH, priced.regime))
 
 

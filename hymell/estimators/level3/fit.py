@@ -1,8 +1,8 @@
 """Fitting a system's coefficients to measured runs: bounded below, held by priors, deterministic.
 
-Minimised is the sum over runs of rho((predicted / measured - 1) / NOISE) plus, for each coefficient,
-((value - prior) / width)^2. rho is soft-L1, 2 (sqrt(1 + r^2) - 1), so that a run that went wrong
-upstream does not decide. All coefficients are 0 or more.
+Minimised is the sum over runs of rho((predicted / measured - 1) / NOISE) plus, for each
+coefficient, ((value - prior) / width)^2. rho is soft-L1, 2 (sqrt(1 + r^2) - 1), so that a run that
+went wrong upstream does not decide. All coefficients are 0 or more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SystemFit:
         """
         if not len(time_s) or not (np.isfinite(time_s) & (time_s > 0)).all():
             raise HymellError("a system is fitted to measured runs, each of more than 0 seconds")
-        from scipy.optimize import lsq_linear
+        from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
         fixed = {name: 1.0 for name in MULTIPLIERS if name not in self.terms}
         groups = self._groups()
@@ -78,5 +78,5 @@ class SystemFit:
 
     def _groups(self) -> list[tuple[str, ...]]:
         together = tuple(name for name in self.terms if name in self.tied)
-        alone = [(name,) for name in self.terms if name not in self.tied]
+        alone: list[tuple[str, ...]] = [(n,) for n in self.terms if n not in self.tied]
         return [together, *alone] if together else alone

@@ -1,9 +1,10 @@
 """The terms that a run's time is the sum of: each a column of the features times a coefficient.
 
-    T = c_prefill * prefill kernels + c_dense * decode kernels but attention
-      + c_attention * decode attention + c_gqa * (attention as if with all KV heads - attention)
+    T = c_prefill * prefill kernels + c_dense * decode kernels of no other kind
+      + c_experts * decode experts + c_attention * decode attention
+      + c_gqa * (decode attention as if with all KV heads - decode attention)
       + c_comm * exchanges + step_s * steps + sequence_s * sequences x steps
-      + logit_s * logits sampled + message_s * number of exchanges
+      + logit_s * logits sampled + message_s * exchanges + routed_s * layers of experts x steps
 
 Seconds of kernels are level 1's (`features`). The first group are multipliers near 1; ``gqa`` is
 how far an engine's decode kernels are from reading shared KV heads once (0) rather than once per
@@ -42,7 +43,8 @@ TERMS: Final[Mapping[str, Term]] = {
     term.name: term
     for term in (
         Term("prefill", "1", 1.0, 0.2, "x seconds of prefill kernels"),
-        Term("dense", "1", 1.0, 0.2, "x seconds of decode kernels other than attention"),
+        Term("dense", "1", 1.0, 0.2, "x seconds of decode kernels of no other kind"),
+        Term("experts", "1", 1.0, 0.3, "x seconds of routed experts in decode"),
         Term("attention", "1", 1.0, 0.2, "x seconds of decode attention"),
         Term("comm", "1", 1.0, 0.3, "x seconds of exchanges between GPUs"),
         Term("gqa", "1", 0.2, 0.2, "x seconds that decode attention would add with all KV heads"),
@@ -50,12 +52,12 @@ TERMS: Final[Mapping[str, Term]] = {
         Term("sequence_s", "s", 0.0, 3e-5, "per sequence and step"),
         Term("logit_s", "s", 0.0, 3e-10, "per logit sampled from"),
         Term("message_s", "s", 0.0, 1e-5, "per exchange between GPUs"),
+        Term("routed_s", "s", 0.0, 1e-4, "per layer of routed experts and decode step"),
     )
 }
 
-MULTIPLIERS: Final = ("prefill", "dense", "attention", "comm")
-
-_KERNELS = ("gemm", "experts", "rest")
+#: Terms that are 1 where they are not fitted.
+MULTIPLIERS: Final = ("prefill", "dense", "experts", "attention", "comm")
 
 
 def columns(features: Columns, vocabulary: float) -> dict[str, NDArray[np.float64]]:
@@ -64,10 +66,11 @@ def columns(features: Columns, vocabulary: float) -> dict[str, NDArray[np.float6
     ``vocabulary`` counts the logits that one token is sampled from, 0 for a model without any.
     """
     sampled = features["prefill_sequence_steps"] + features["decode_sequence_steps"]
-    prefill = sum(features[f"prefill_{group}"] for group in (*_KERNELS, "attention"))
+    prefill = [features[f"prefill_{group}"] for group in ("gemm", "experts", "rest", "attention")]
     return {
-        "prefill": np.asarray(prefill),
-        "dense": np.asarray(sum(features[f"decode_{group}"] for group in _KERNELS)),
+        "prefill": np.sum(prefill, axis=0),
+        "dense": features["decode_gemm"] + features["decode_rest"],
+        "experts": features["decode_experts"],
         "attention": features["decode_attention"],
         "comm": features["prefill_comm"] + features["decode_comm"],
         "gqa": features["decode_mha_extra"],
@@ -75,6 +78,7 @@ def columns(features: Columns, vocabulary: float) -> dict[str, NDArray[np.float6
         "sequence_s": sampled,
         "logit_s": sampled * vocabulary,
         "message_s": features["prefill_messages"] + features["decode_messages"],
+        "routed_s": features["decode_expert_layers"],
     }
 
 

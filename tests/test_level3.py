@@ -1,0 +1,263 @@
+"""Systems: fits to synthetic runs, files, the choice for a GPU, and what reports make of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from deployments import H100, SERVING, toy
+from systems.judge import Campaign, Form
+from systems.rows import LABELS, Runs
+
+from hymell.errors import HymellError
+from hymell.estimators import calibrated
+from hymell.estimators.calibrated import system_for
+from hymell.estimators.level3 import system as systems
+from hymell.estimators.level3.features import FEATURES, features
+from hymell.estimators.level3.fit import SystemFit
+from hymell.estimators.level3.groups import all_heads, group_of
+from hymell.estimators.level3.system import System, load, save
+from hymell.estimators.level3.terms import MULTIPLIERS, TERMS, columns, stacked, total
+from hymell.estimators.predict import _overheads
+from hymell.estimators.rollup import decode_totals, prefill_totals
+from hymell.hardware import load_gpu
+from hymell.op_registry.primitives import Attention, Collective, Gemm
+
+TRUE = {
+    "prefill": 1.1,
+    "dense": 0.9,
+    "experts": 1.0,
+    "attention": 1.2,
+    "comm": 1.0,
+    "gqa": 0.3,
+    "step_s": 1e-3,
+    "sequence_s": 2e-5,
+    "logit_s": 1e-10,
+    "message_s": 0.0,
+    "routed_s": 0.0,
+}
+
+
+def runs_of(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Columns of runs whose terms are of the size that models on one GPU have."""
+    random = np.random.default_rng(seed)
+    steps = random.integers(100, 2000, count) * 1.0
+    batch = random.integers(1, 65, count) * 1.0
+    found = {name: np.zeros(count) for name in TERMS}
+    found["prefill"] = random.uniform(0.01, 1.0, count)
+    found["dense"] = steps * random.uniform(5e-3, 2e-2, count)
+    found["attention"] = steps * batch * random.uniform(1e-5, 2e-4, count)
+    found["gqa"] = found["attention"] * random.choice([0.0, 3.0], count)
+    found["step_s"] = steps
+    found["sequence_s"] = steps * batch
+    found["logit_s"] = steps * batch * random.choice([32e3, 152e3], count)
+    return found
+
+
+def made(**changes: object) -> System:
+    plain = System("serving", "h100-sxm", "made runs", TRUE, 100, ("toy",), 4.0, 20.0)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_fit_finds_the_coefficients_that_made_the_runs() -> None:
+    terms = runs_of(300)
+    found = SystemFit(width=10.0).fit(terms, total(terms, TRUE)).coefficients_
+    for name in ("prefill", "dense", "attention", "gqa", "step_s", "sequence_s", "logit_s"):
+        assert found[name] == pytest.approx(TRUE[name], rel=0.05), name
+    assert found == SystemFit(width=10.0).fit(terms, total(terms, TRUE)).coefficients_
+    assert list(found) == list(TERMS)
+
+
+def test_fit_is_not_led_by_a_few_broken_runs_and_never_below_zero() -> None:
+    terms = runs_of(200, seed=1)
+    time_s = total(terms, {**TRUE, "step_s": 0.0})
+    time_s[:10] *= 3
+    fit = SystemFit().fit(terms, time_s)
+    assert np.median(np.abs(fit.predict(terms) / time_s - 1)) < 0.02
+    assert min(fit.coefficients_.values()) >= 0
+
+
+def test_priors_decide_where_runs_say_nothing() -> None:
+    terms = runs_of(50, seed=2)
+    fit = SystemFit(prior={"comm": 1.7}).fit(terms, total(terms, TRUE))
+    assert fit.coefficients_["comm"] == pytest.approx(1.7)
+    assert fit.coefficients_["experts"] == pytest.approx(TERMS["experts"].prior)
+    tight = SystemFit(width=1e-4).fit(terms, 2 * total(terms, TRUE)).coefficients_
+    assert tight["dense"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_tied_multipliers_share_one_value_and_absent_ones_are_one() -> None:
+    terms = runs_of(80, seed=3)
+    names = ("dense", "attention", "step_s")
+    found = SystemFit(names, tied=("dense", "attention")).fit(terms, total(terms, TRUE))
+    assert found.coefficients_["dense"] == found.coefficients_["attention"]
+    assert found.coefficients_["prefill"] == 1.0
+    assert "gqa" not in found.coefficients_
+
+
+def test_fit_refuses_runs_without_time() -> None:
+    terms = runs_of(3)
+    for time_s in (np.array([1.0, 0.0, 1.0]), np.array([1.0, np.nan, 1.0]), np.zeros(0)):
+        with pytest.raises(HymellError, match="more than 0 seconds"):
+            SystemFit().fit(terms, time_s)
+
+
+def test_groups_of_kernels() -> None:
+    attention = Attention(1, 1, 10, 8, 2, 64, 64)
+    assert group_of(attention) == "attention"
+    assert group_of(Gemm(1, 2, 3)) == "gemm"
+    assert group_of(Collective("all_reduce", 10, 2)) == "comm"
+    whole = all_heads(attention)
+    assert whole is not None
+    assert whole.kv_heads == 8
+    assert all_heads(replace(attention, kv_heads=8)) is None
+    assert all_heads(replace(attention, latent=True)) is None
+
+
+WORKLOADS = (np.array([1.0, 16.0, 3.0]), np.array([128.0, 40.0, 7.0]), np.array([2.0, 300.0, 1.0]))
+
+
+def test_a_priced_run_is_the_sum_of_its_terms() -> None:
+    plain = toy(engine=SERVING)
+    fitted = replace(plain, system=made())
+    B, prompt, output = WORKLOADS
+    terms = columns(features(plain, B, prompt, output), 4096.0)
+    prefill, decode = prefill_totals(fitted, B, prompt), decode_totals(fitted, B, prompt, output)
+    host_s = SERVING.overheads.host_s_per_launch * prefill.launches
+    stalls_s = np.maximum(host_s - prefill.kernel_s, 0)
+    expected = total(terms, TRUE) + stalls_s
+    assert prefill.time_s + decode.time_s == pytest.approx(expected)
+    assert terms["gqa"][:2].min() > 0
+    assert set(features(plain, B, prompt, output)) == set(FEATURES)
+
+
+def test_without_a_system_prices_are_those_of_typical_overheads() -> None:
+    plain = toy(engine=SERVING)
+    alike = replace(plain, system=None)
+    B, prompt, output = WORKLOADS
+    steps = decode_totals(plain, B, prompt, output)
+    gaps = SERVING.overheads.gap_s * steps.launches + SERVING.overheads.step_s * steps.steps
+    assert steps.time_s == pytest.approx(steps.kernel_s + gaps)
+    assert (decode_totals(alike, B, prompt, output).time_s == steps.time_s).all()
+    assert "per step" in _overheads(plain)
+    assert "not fitted" not in _overheads(plain)
+    words = _overheads(replace(plain, system=made()))
+    assert words.startswith("fitted on 100 runs of made runs (h100-sxm, serving; 4.0% off")
+    assert "typical, not fitted: 5 us of host per launch" in words
+
+
+def test_idle_power_is_drawn_for_the_time_that_a_system_adds() -> None:
+    plain = toy(engine=SERVING)
+    B, prompt, output = WORKLOADS
+    slow = made(coefficients={**TRUE, "dense": 2.0})
+    before, after = (
+        decode_totals(replace(plain, system=s), B, prompt, output) for s in (made(), slow)
+    )
+    longer_s = after.kernel_s - before.kernel_s
+    assert (longer_s[:2] > 0).all()
+    idle_w = (after.kernel_j - before.kernel_j)[:2] / longer_s[:2]
+    assert idle_w == pytest.approx(H100.idle_power_w or 0.1 * H100.tdp_w)
+
+
+def test_a_file_gives_back_the_system(tmp_path: Path) -> None:
+    save(made(transfers=True), tmp_path / "serving" / "h100-sxm.json")
+    file = tmp_path / "serving" / "h100-sxm.json"
+    assert load(file) == made(transfers=True)
+    content = json.loads(file.read_text())
+    assert content["coefficients"]["step_s"]["unit"] == "s"
+    content["coefficients"]["step_s"]["unit"] = "ms"
+    file.write_text(json.dumps(content))
+    with pytest.raises(HymellError, match="no system of this version"):
+        load(file)
+    with pytest.raises(HymellError, match="no system of this version"):
+        load(tmp_path / "none.json")
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(systems, "FOLDER", tmp_path)
+    systems.shipped_system.cache_clear()
+    yield tmp_path
+    systems.shipped_system.cache_clear()
+
+
+def test_a_gpu_takes_its_own_system_or_one_of_its_family(shipped: Path) -> None:
+    save(made(engine="vllm", transfers=True), shipped / "vllm" / "h100-sxm.json")
+    save(made(engine="trtllm"), shipped / "trtllm" / "h100-sxm.json")
+    own = system_for(H100, "vllm")
+    assert own is not None
+    assert not own.transferred
+    near = system_for(load_gpu("h200-sxm"), "vllm")
+    assert near is not None
+    assert near.transferred
+    assert near.describe().startswith("transferred from")
+    assert system_for(load_gpu("a100-sxm-80gb"), "vllm") is None, "other kernels"
+    assert system_for(load_gpu("h200-sxm"), "trtllm") is None, "its relatives do not use it"
+    assert system_for(H100, "sglang") is None
+    assert system_for(load_gpu("cpu"), "vllm") is None
+    edited = replace(H100, memory_bandwidth_bytes_per_s=1e12)
+    assert system_for(edited, "trtllm") is None, "another GPU than the one that was measured"
+
+
+@pytest.mark.parametrize("file", sorted(systems.FOLDER.glob("*/*.json")), ids=lambda f: f.stem)
+def test_shipped_systems_beat_the_plain_composition(file: Path) -> None:
+    found = load(file)
+    assert (found.engine, found.gpu) == (file.parent.name, file.stem)
+    assert found.mape < found.composed_mape
+    assert load_gpu(found.gpu).name == found.gpu
+    for name in MULTIPLIERS:
+        assert 0.5 < found.value(name) < 2, name
+    assert calibrated.system_for(load_gpu(found.gpu), found.engine) == found
+
+
+def campaign(changed: str = "", factor: float = 1.0) -> Campaign:
+    """Two GPUs, three models; the times of model ``changed`` times ``factor``."""
+    parts, labels = [], []
+    for gpu in ("a", "b"):
+        for model in ("x", "y", "z"):
+            parts.append(runs_of(20, seed=len(parts)))
+            rows = pd.DataFrame(dict.fromkeys(LABELS, ""), index=range(20))
+            labels.append(rows.assign(gpu=gpu, library="l", zoo=model, n_gpus=1))
+    terms, table = stacked(parts), pd.concat(labels, ignore_index=True)
+    time_s = total(terms, TRUE) * np.where(table["zoo"] == changed, factor, 1.0)
+    runs = Runs(table, terms, time_s, time_s, time_s)
+    host = ("step_s", "sequence_s", "logit_s")
+    every = [
+        Form(("prefill", "dense", "attention", "gqa", *host), (), 1.0, pooled)
+        for pooled in ("", "engine")
+    ]
+    every.append(Form(("prefill", "dense", "attention"), ("dense", "attention"), 0.1, ""))
+    return Campaign(runs, every, runs.group)
+
+
+def test_what_is_held_out_decides_nothing() -> None:
+    plain, slower = campaign(), campaign("x", 1.5)
+    cell = ("a", "l")
+    of_x = plain.group[plain.cells[cell]] == "x"
+    first, second = plain.held_out(cell), slower.held_out(cell)
+    assert first[of_x] == pytest.approx(second[of_x], rel=1e-12)
+    assert first[~of_x] != pytest.approx(second[~of_x], rel=1e-3)
+    assert plain.chosen["x"] == slower.chosen["x"]
+
+
+def test_the_form_that_explains_the_runs_is_chosen() -> None:
+    found = campaign()
+    assert set(found.chosen.values()) <= set(found.forms[:2])
+    for cell, rows in found.cells.items():
+        error = found.held_out(cell) / found.runs.time_s[rows] - 1
+        assert np.abs(error).mean() < 0.02
+
+
+def test_another_gpu_is_judged_without_its_runs() -> None:
+    found = campaign()
+    away = found.abroad(("a", "l"), [("b", "l")])
+    assert away is not None
+    changed = campaign()
+    changed.runs.time_s[changed.cells["a", "l"]] *= 1.2
+    changed.__dict__["chosen"] = found.chosen
+    assert changed.abroad(("a", "l"), [("b", "l")]) == pytest.approx(away)
