@@ -133,16 +133,17 @@ class Campaign:
     def _solve(
         self, form: Form, rows: NDArray[Any], prior: Mapping[str, float], width: float
     ) -> dict[str, float]:
-        part = self.runs.take(rows)
         fit = SystemFit(form.terms, form.tied, prior, width)
-        return fit.fit(part.terms, part.time_s).coefficients_
+        return fit.fit(self._terms(rows), self.runs.time_s[rows]).coefficients_
+
+    def _terms(self, rows: NDArray[Any]) -> dict[str, Array]:
+        return {name: values[rows] for name, values in self.runs.terms.items()}
 
     def errors(self, form: Form, cell: Cell, out: frozenset[str], model: str) -> Array:
         """Signed relative errors on the runs of ``model`` of a fit without it and ``out``."""
         rows = self.cells[cell][self.group[self.cells[cell]] == model]
-        part = self.runs.take(rows)
-        found = total(part.terms, self.coefficients(form, cell, out | {model}))
-        return np.asarray(found / part.time_s - 1)
+        found = total(self._terms(rows), self.coefficients(form, cell, out | {model}))
+        return np.asarray(found / self.runs.time_s[rows] - 1)
 
     def score(self, form: Form, out: frozenset[str] = frozenset()) -> float:
         """Mean over the cells of the mean absolute error on each model left out beside ``out``."""
@@ -188,5 +189,5 @@ class Campaign:
                 return None
             values = self._solve(form, theirs, {}, form.width)
             mine = self.group[rows] == model
-            found[mine] = total(self.runs.take(rows[mine]).terms, values)
+            found[mine] = total(self._terms(rows[mine]), values)
         return found

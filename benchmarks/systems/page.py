@@ -126,7 +126,7 @@ def _value(name: str, value: float) -> str:
     if name == "logit_s":
         return f"{value * 1e11:.1f} us per 100,000"
     factor, unit = _UNITS[TERMS[name].unit]
-    return f"{value * factor:.3g}{unit}"
+    return f"{value * factor:,.{0 if unit else 2}f}{unit}"
 
 
 def _transfer(results: Sequence[Result]) -> Iterator[str]:
@@ -170,11 +170,10 @@ def _elsewhere(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _ships(results: Sequence[Result]) -> Iterator[str]:
-    yield "A report uses coefficients where they are nearer to unseen models than the plain"
-    yield "composition: on the very GPU, or on the nearest one with the same kernels where those of"
-    yield "relatives helped too. Else it uses typical overheads, and says so. Only Argonne's static"
-    yield "batches with their prompts are like what a report prices; the other campaigns are judged"
-    yield "here and ship nothing."
+    yield """A report uses coefficients where they are nearer to unseen models than the plain
+composition: on the very GPU, or on the nearest one with the same kernels where those of relatives
+helped too. Else it uses typical overheads, and says so. Only Argonne's static batches with their
+prompts are like what a report prices; the other campaigns are judged here and ship nothing."""
     yield ""
     for result in results:
         for system in result.systems:

@@ -84,11 +84,16 @@ def judged(spec: Spec, cache: Path) -> Result:
 
 
 def _shipped(cell: Cell, runs: Runs) -> Array | None:
-    """What a report's coefficients make of runs that they were not fitted on."""
+    """What a report says of runs that its coefficients were not fitted on.
+
+    A report's time per token has no prefill of other requests in it.
+    """
     system = system_for(load_gpu(cell[0]), cell[1])
     if system is None:
         return None
-    return total(runs.terms, {name: system.value(name) for name in TERMS})
+    values = {name: system.value(name) for name in TERMS}
+    served = (runs.labels["what"] == "tpot").to_numpy()
+    return total({**runs.terms, "prefill": np.where(served, 0.0, runs.terms["prefill"])}, values)
 
 
 def _several_groups(campaign: Campaign, cell: Cell) -> bool:

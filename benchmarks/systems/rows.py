@@ -23,6 +23,7 @@ from hymell.estimators.calibrated import choose
 from hymell.estimators.level3.features import features
 from hymell.estimators.level3.groups import GROUPS
 from hymell.estimators.level3.terms import columns, stacked
+from hymell.estimators.memory import PREFILL_CHUNK
 from hymell.estimators.predict import deploy
 from hymell.estimators.rollup import decode_totals, prefill_totals
 from hymell.hardware import find_gpu
@@ -196,13 +197,14 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
 def _between(model: Deployment, rows: pd.DataFrame, B: Array) -> dict[str, Array]:
     """Prefill that a decode step of a server waits for: a prompt per sequence and output.
 
-    Nothing of a prefill is in the decode step of a batch that started together.
+    Prompts share chunks of tokens, with each other and with decode. Nothing of a prefill is in the
+    decode step of a batch that started together.
     """
     replicas = float(model.parallel.replicas)
     prompt, output = rows["prompt"].to_numpy(float), rows["output"].to_numpy(float)
-    one = np.ones(len(rows))
-    found = features(model, replicas * one, prompt, one)
-    share = np.where(rows["queued"].to_numpy(bool), B / replicas / output, 0.0)
+    together = replicas * np.ceil(PREFILL_CHUNK / prompt)
+    found = features(model, together, prompt, np.ones(len(rows)))
+    share = np.where(rows["queued"].to_numpy(bool), B / together / output, 0.0)
     seconds = [f"prefill_{group}" for group in GROUPS]
     return {n: found[n] * (share if n in seconds else 0.0) for n in found if n[:8] == "prefill_"}
 
