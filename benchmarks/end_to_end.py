@@ -18,12 +18,12 @@ import json
 import sys
 from pathlib import Path
 
-from systems.campaigns import SPECS
+from systems.campaigns import ARGONNE, SPECS
 from systems.page import page
 from systems.results import Result, judged
 
 from hymell.errors import HymellError
-from hymell.estimators.level3.system import FOLDER, save
+from hymell.estimators.level3.system import FOLDER, save, shipped_system
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
             if not chosen.only or spec.name in chosen.only:
                 print(spec.name, file=sys.stderr, flush=True)
                 found.append(judged(spec, chosen.cache))
+                if chosen.ship and spec is ARGONNE:
+                    _ship(found[-1])
     except HymellError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,11 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
     text = json.dumps(records, indent=1) + "\n"
     (chosen.out / "accuracy_end_to_end.json").write_text(text, encoding="utf-8")
     (chosen.out / "accuracy_end_to_end.md").write_text(page(found), encoding="utf-8")
-    if chosen.ship:
-        for result in found:
-            for system in result.systems:
-                save(system, FOLDER / system.engine / f"{system.gpu}.json")
     return 0
+
+
+def _ship(result: Result) -> None:
+    """Write the systems, before campaigns that they are tried on; drop what is not supported."""
+    for gpu, engine in result.unfit:
+        (FOLDER / engine / f"{gpu}.json").unlink(missing_ok=True)
+    for system in result.systems:
+        save(system, FOLDER / system.engine / f"{system.gpu}.json")
+    shipped_system.cache_clear()
 
 
 if __name__ == "__main__":

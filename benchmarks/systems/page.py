@@ -130,8 +130,9 @@ def _value(name: str, value: float) -> str:
 
 
 def _transfer(results: Sequence[Result]) -> Iterator[str]:
-    yield "Coefficients of other GPUs on a GPU whose runs were not looked at, the model left out"
-    yield "too; MAPE in %. **family**: of GPUs with the same kernels (H100 and GH200)."
+    yield """Coefficients of other GPUs on a GPU none of whose runs are in the fit, the model left
+out too; MAPE in %. The form was chosen with that GPU's runs of other models. **family**: of GPUs with
+the same kernels (H100 and GH200)."""
     yield ""
     yield "| runs | GPU | engine | composition | all other GPUs | family | its own |"
     yield "|---|---|---|---|---|---|---|"

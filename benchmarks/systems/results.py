@@ -50,8 +50,8 @@ def judged(spec: Spec, cache: Path) -> Result:
     records: list[Record] = []
     systems: list[System] = []
     unfit: list[Cell] = []
-    # Per engine: whether coefficients helped on each relative that they were tried on.
-    carried: dict[str, list[bool]] = {}
+    # Whether coefficients helped on each relative that they were tried on.
+    carried: dict[tuple[str, str], list[bool]] = {}
     worst: list[tuple[Cell, str, str, int, float, float]] = []
     for cell, rows in campaign.cells.items():
         runs = campaign.runs.take(rows)
@@ -62,7 +62,7 @@ def judged(spec: Spec, cache: Path) -> Result:
             near = predicted[SIBLING]
             if near is not None:
                 helped = _mape(near, runs) < _mape(runs.composed_s, runs)
-                carried.setdefault(cell[1], []).append(helped)
+                carried.setdefault(_kernels(cell), []).append(helped)
         else:
             predicted[SHIPPED] = _shipped(cell, runs)
         records += _records(spec, cell, runs, predicted)
@@ -79,7 +79,9 @@ def judged(spec: Spec, cache: Path) -> Result:
             made = System(cell[1], cell[0], spec.title, values, len(runs), models, mape, plain)
             systems.append(made)
     if spec is ARGONNE:
-        systems = [replace(s, transfers=all(carried.get(s.engine, [False]))) for s in systems]
+        for place, made in enumerate(systems):
+            tried = carried.get(_kernels((made.gpu, made.engine)), [])
+            systems[place] = replace(made, transfers=bool(tried) and all(tried))
     return Result(spec, records, campaign.chosen, final, fitted, systems, unfit, worst, left)
 
 
@@ -100,11 +102,15 @@ def _several_groups(campaign: Campaign, cell: Cell) -> bool:
     return len(np.unique(campaign.group[campaign.cells[cell]])) > 1
 
 
+def _kernels(cell: Cell) -> tuple[str, str]:
+    """Engine and kernel family."""
+    return cell[1], Device.of(load_gpu(cell[0])).family
+
+
 def _abroad(campaign: Campaign, cell: Cell) -> dict[str, Array | None]:
     """By the same engine on all other GPUs, and on those of the same kernel family."""
     others = [c for c in campaign.cells if c != cell and c[1] == cell[1]]
-    family = Device.of(load_gpu(cell[0])).family
-    near = [c for c in others if Device.of(load_gpu(c[0])).family == family]
+    near = [c for c in others if _kernels(c) == _kernels(cell)]
     return {
         ABROAD: campaign.abroad(cell, others) if others else None,
         SIBLING: campaign.abroad(cell, near) if near else None,
