@@ -131,8 +131,8 @@ def _value(name: str, value: float) -> str:
 
 def _transfer(results: Sequence[Result]) -> Iterator[str]:
     yield """Coefficients of other GPUs on a GPU none of whose runs are in the fit, the model left
-out too; MAPE in %. The form was chosen with that GPU's runs of other models. **family**: of GPUs with
-the same kernels (H100 and GH200)."""
+out too; MAPE in %. The form was chosen with that GPU's runs of other models. **family**: of GPUs
+with the same kernels (H100 and GH200)."""
     yield ""
     yield "| runs | GPU | engine | composition | all other GPUs | family | its own |"
     yield "|---|---|---|---|---|---|---|"
