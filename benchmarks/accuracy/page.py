@@ -58,7 +58,8 @@ def _intro(effort: Effort, seeds: int, asked: str) -> list[str]:
     text = f"""# Accuracy of the level-1 estimators
 
 Written by `make accuracy`; every figure is also in [accuracy.json](accuracy.json).
-This run: {asked}.
+This run: {asked}. With `--kept` it shows the hold-outs that earlier runs judged, and
+fits no others.
 Some forms were developed with some of these tables in view: [docs/estimators](estimators) says
 which.
 
