@@ -27,7 +27,7 @@ from hymell.estimators.base import (
     Origin,
 )
 from hymell.estimators.calibration import Calibration
-from hymell.estimators.fitted import Found, native, own, predict_rows, transferred
+from hymell.estimators.fitted import Found, find_fitted, is_stock, native, own, predict_rows
 from hymell.estimators.fitted_energy import FittedEnergy
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.roofline import Roofline
@@ -139,19 +139,9 @@ class Calibrated:
     def _search(self, asked: Query, math: str) -> Found | None:
         if not native(self.gpu, math):
             return None
-        for calibration in self.sources:
-            for key in asked.keys:
-                made = calibration.estimator(key)
-                if made is not None:
-                    at_home = own(self.gpu, calibration)
-                    entry = calibration.entries[key]
-                    where = f"{calibration.gpu}, {entry.origin}"
-                    if at_home:
-                        return Found(made, where, at_home, entry.library)
-                    found = transferred(made, key[0], Device.of(self.gpu), where)
-                    return replace(found, library=entry.library)
-        if asked.unfitted is None:
-            return None
+        found = find_fitted(self.gpu, self.sources, asked.keys)
+        if found is not None or asked.unfitted is None:
+            return found
         try:
             return Found(asked.unfitted(Device.of(self.gpu)), "", False)
         except HymellError:
@@ -189,7 +179,7 @@ def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
     """
     for library in LIBRARIES.get(engine, ()):
         homes = [name for name, held in calibrations.available() if held == library]
-        chosen = [name for name in homes if name == gpu.name and gpu == load_gpu(name)]
+        chosen = [name for name in homes if is_stock(gpu, name)]
         chosen += relatives(gpu, [name for name in homes if name not in chosen])[:1]
         found = [calibrations.shipped(name, library) for name in chosen]
         if found:
@@ -201,7 +191,7 @@ def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
 def system_for(gpu: Gpu, engine: str) -> System | None:
     """The shipped system of an engine on this GPU or its nearest relative of one kernel family."""
     homes = fitted_systems(engine)
-    if gpu.name in homes and gpu == load_gpu(gpu.name):
+    if gpu.name in homes and is_stock(gpu, gpu.name):
         return shipped_system(engine, gpu.name)
     family = Device.of(gpu).family
     for name in relatives(gpu, homes):
@@ -219,13 +209,13 @@ def relatives(gpu: Gpu, names: Sequence[str]) -> list[str]:
     """
     if gpu.vendor.lower() not in _GPU_VENDORS:
         return []
-    return sorted(names, key=lambda name: (_distance(gpu.name, gpu, name), name))
+    return sorted(names, key=lambda name: (_distance(gpu, name), name))
 
 
 _GPU_VENDORS = frozenset({"nvidia", "amd"})
 
 
-def _distance(_: str, gpu: Gpu, name: str) -> tuple[bool, float]:
+def _distance(gpu: Gpu, name: str) -> tuple[bool, float]:
     here, there = Device.of(gpu), Device.of(load_gpu(name))
     steps = [math.log(a / b) for a, b in zip(_figures(here), _figures(there), strict=True)]
     return here.family != there.family, math.hypot(*steps)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hymell.estimators import calibration as calibrations
-from hymell.estimators.calibration import Calibration
+from hymell.estimators.calibration import Calibration, Key
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1, Prediction
 from hymell.estimators.level1.form import Dims
@@ -40,14 +41,33 @@ class Found:
     library: str = ""
 
 
-def transferred(made: Level1, op: str, device: Device, where: str) -> Found:
+def find_fitted(gpu: Gpu, sources: Iterable[Calibration], keys: Iterable[Key]) -> Found | None:
+    """The first estimator of any of ``keys`` in the first of ``sources`` that has one, for ``gpu``.
+
+    That of another GPU is scaled.
+    """
+    wanted = tuple(keys)
+    for calibration in sources:
+        for key in wanted:
+            made = calibration.estimator(key)
+            if made is None:
+                continue
+            entry = calibration.entries[key]
+            where = f"{calibration.gpu}, {entry.origin}"
+            if own(gpu, calibration):
+                return Found(made, where, True, entry.library)
+            return _transferred(made, Device.of(gpu), where, entry.library)
+    return None
+
+
+def _transferred(made: Level1, device: Device, where: str, library: str) -> Found:
     """An estimator scaled to a device; its correction comes along where that was seen to help."""
     same = made.device.family == device.family
-    error = calibrations.transfer_errors().get((op, same))
+    error = calibrations.transfer_errors().get((made.form.op, same))
     helps = error is not None and error.corrected < error.analytical
     about = "" if error is None else f", error about {min(error.corrected, error.analytical):.0f}%"
     ready = scaled(made, device, corrected=helps)
-    return Found(ready, f"transferred from {where}{about}", False)
+    return Found(ready, f"transferred from {where}{about}", False, library)
 
 
 def native(gpu: Gpu, math: str) -> bool:
@@ -55,9 +75,14 @@ def native(gpu: Gpu, math: str) -> bool:
     return gpu.compute_dtype(math)[0] in (math, _TWIN.get(math))
 
 
+def is_stock(gpu: Gpu, name: str) -> bool:
+    """True when a GPU is the one that hymell knows by this name, data sheet unchanged."""
+    return gpu.name == name and gpu == load_gpu(name)
+
+
 def own(gpu: Gpu, calibration: Calibration) -> bool:
     """True when a calibration was taken on this very GPU, data sheet unchanged."""
-    return gpu.name == calibration.gpu and gpu == load_gpu(calibration.gpu)
+    return is_stock(gpu, calibration.gpu)
 
 
 def scaled(fitted: Level1, device: Device, *, corrected: bool = True) -> Level1:

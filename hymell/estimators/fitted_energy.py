@@ -12,7 +12,7 @@ import numpy as np
 
 from hymell.estimators.base import DATA_SHEET_POWER, Origin
 from hymell.estimators.calibration import Calibration
-from hymell.estimators.fitted import Found, native, own, predict_rows, transferred
+from hymell.estimators.fitted import Found, find_fitted, native, own, predict_rows
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.kernel_energy import SIZES, energy_dims, energy_op
 from hymell.estimators.queries import query
@@ -65,18 +65,8 @@ class FittedEnergy:
     def _search(self, keys: list[tuple[str, str, str]], math: str) -> Found | None:
         if not native(self.gpu, math):
             return None
-        for calibration in self.sources:
-            at_home = own(self.gpu, calibration)
-            if not (at_home or _alike(self.gpu, load_gpu(calibration.gpu))):
-                continue
-            for key in dict.fromkeys(keys):
-                made = calibration.estimator(key)
-                if made is not None:
-                    where = f"{calibration.gpu}, {calibration.entries[key].origin}"
-                    if at_home:
-                        return Found(made, where, at_home)
-                    return transferred(made, key[0], Device.of(self.gpu), where)
-        return None
+        lenders = (c for c in self.sources if own(self.gpu, c) or _alike(self.gpu, load_gpu(c.gpu)))
+        return find_fitted(self.gpu, lenders, keys)
 
 
 def _alike(a: Gpu, b: Gpu) -> bool:

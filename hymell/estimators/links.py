@@ -17,21 +17,24 @@ from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, MEMORY, Estimator, KernelTime, Origin
 from hymell.estimators.calibrated import Calibrated
 from hymell.estimators.calibration import Key
-from hymell.estimators.fitted import Found, own, predict_rows, transferred
-from hymell.estimators.level1.collective import link_bytes_per_s
+from hymell.estimators.fitted import Found, find_fitted, predict_rows
+from hymell.estimators.level1.collective import (
+    ALPHAS_S,
+    CROSSINGS,
+    LATENCY_GROWTH,
+    link_bytes_per_s,
+)
 from hymell.estimators.level1.device import Device
 from hymell.estimators.queries import columns
 from hymell.hardware import Gpu
 from hymell.op_registry.primitives import Collective, Primitive, Value
 
-#: Seconds of a small message between two GPUs, and what each doubling of their number multiplies
-#: it by: the priors of `level1.collective`.
-ALPHA_S = 6e-6
-_GROWTH = 1.35
+#: Seconds of a small message between two GPUs.
+ALPHA_S = ALPHAS_S[0]
 
 #: Times that the data crosses a link, in units of (n - 1)/n of the message; a message that one GPU
 #: sends another crosses it whole.
-_CROSSINGS = {"all_reduce": 2.0, "all_gather": 1.0, "all_to_all": 1.0, "send_recv": 2.0}
+_CROSSINGS = {**CROSSINGS, "send_recv": 2.0}
 
 #: Engines' own all-reduce takes messages of up to this many bytes, NCCL the others (vLLM and
 #: SGLang: ``max_size`` of CustomAllreduce).
@@ -139,16 +142,7 @@ class Linked:
     def _search(self, keys: tuple[Key, ...]) -> Found | None:
         if not isinstance(self.inner, Calibrated):
             return None
-        gpu = self.inner.gpu
-        for calibration in self.inner.sources:
-            for key in keys:
-                made = calibration.estimator(key)
-                if made is not None:
-                    where = f"{calibration.gpu}, {calibration.entries[key].origin}"
-                    if own(gpu, calibration):
-                        return Found(made, where, True)
-                    return transferred(made, key[0], Device.of(gpu), where)
-        return None
+        return find_fitted(self.inner.gpu, self.inner.sources, keys)
 
 
 def data_sheet_terms(message: Collective, gpu: Gpu) -> tuple[Value, Value]:
@@ -163,6 +157,6 @@ def data_sheet_terms(message: Collective, gpu: Gpu) -> tuple[Value, Value]:
             "--pp, or give a data sheet with an interconnect"
         )
     n = message.n_gpus
-    alpha_s = ALPHA_S * _GROWTH ** (np.log2(n) - 1)
+    alpha_s = ALPHA_S * LATENCY_GROWTH ** (np.log2(n) - 1)
     wire = _CROSSINGS[message.op] * (n - 1) / n * message.message_bytes
     return alpha_s, wire * (1 / link)

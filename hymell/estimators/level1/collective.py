@@ -51,7 +51,7 @@ _GROWING = tuple(f"{kind}{i}" for kind in ("alpha", "beta") for i in LINES)
 
 #: Times that the data crosses a ring's links, in units of (n - 1)/n of the message (nccl-tests,
 #: PERFORMANCE.md).
-_CROSSINGS = {
+CROSSINGS = {
     "all_reduce": 2.0,
     "custom_all_reduce": 2.0,
     "all_gather": 1.0,
@@ -129,11 +129,11 @@ def _features(dims: Dims, terms: Terms, device: Device) -> Array:
 
 
 #: Prior of each line beyond the one before: latency at two GPUs, share of the link.
-_ALPHA_S = (6e-6, 4e-6, 1.6e-5)
+ALPHAS_S = (6e-6, 4e-6, 1.6e-5)
 _LINK_SHARE = (0.05, 0.2, 0.5)
 
 #: Prior of what doubling the number of GPUs does to latencies; bandwidths stay.
-_LATENCY_GROWTH = 1.35
+LATENCY_GROWTH = 1.35
 
 
 def _share_of_link(share: float) -> Callable[[Device], float]:
@@ -146,14 +146,14 @@ def _constant(value: float) -> Callable[[Device], float]:
 
 def _coefficients() -> tuple[Coefficient, ...]:
     found = [Coefficient("sharpness", "1", _constant(8.0), 0.7)]
-    for i, alpha, share in zip(LINES, _ALPHA_S, _LINK_SHARE, strict=True):
+    for i, alpha, share in zip(LINES, ALPHAS_S, _LINK_SHARE, strict=True):
         found += [
             Coefficient(f"alpha{i}", "s", _constant(alpha)),
             Coefficient(f"beta{i}", "byte/s", _share_of_link(share), 1.5),
         ]
         for n in GROUPS[1:]:
             found += [
-                Coefficient(f"alpha{i}_to_{n}", "ratio", _constant(_LATENCY_GROWTH), 0.5),
+                Coefficient(f"alpha{i}_to_{n}", "ratio", _constant(LATENCY_GROWTH), 0.5),
                 Coefficient(f"beta{i}_to_{n}", "ratio", _constant(1.0), 0.5),
             ]
     return tuple(found)
@@ -167,11 +167,11 @@ def collective(op: str) -> Form:
         dims=COLLECTIVE_DIMS,
         range_dims=COLLECTIVE_DIMS,
         coefficients=_coefficients(),
-        evaluate=_evaluate(_CROSSINGS[op]),
+        evaluate=_evaluate(CROSSINGS[op]),
         floor_s=_floor_s,
         features=_features,
         source="soft minimum of alpha-beta lines, one per protocol; docs/estimators/collectives.md",
     )
 
 
-COLLECTIVES = {op: collective(op) for op in _CROSSINGS}
+COLLECTIVES = {op: collective(op) for op in CROSSINGS}
