@@ -211,7 +211,7 @@ def test_sizes_come_from_primitives() -> None:
     }
     add = Memory("residual_add", elements=100, bytes_read=400, bytes_written=200)
     assert pointwise.element_dims(add) == {"elements": [100.0], "bytes": [600.0]}
-    embedding = pointwise.gather_dims(Gather(rows=4, cols=128))
+    embedding = row_ops.row_dims(Gather(rows=4, cols=128))
     assert embedding["bytes"] == [2 * 4 * 128 * 2 + 4 * 8]
 
 

@@ -17,7 +17,7 @@ from hymell.dtypes import bytes_per_element
 from hymell.estimators.calibration import Key
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1
-from hymell.estimators.level1.form import Dims
+from hymell.estimators.level1.form import Dims, as_dims
 from hymell.op_registry.primitives import (
     Attention,
     Conv1d,
@@ -60,8 +60,7 @@ def query(primitive: Primitive) -> Query | None:
 
 def columns(sizes: Mapping[str, Any]) -> Dims:
     """Numbers and arrays as float arrays of one length, at least 1."""
-    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, float)) for v in sizes.values()))
-    return {name: np.ravel(array) for name, array in zip(sizes, arrays, strict=True)}
+    return as_dims(**sizes)
 
 
 #: 16-bit formats run alike: each stands in for the other.
@@ -113,8 +112,10 @@ def _memory(m: Memory) -> Query:
         convert = isinstance(m.prepares.kernel, Gemm)
         return _quantise(m, m.prepares) if convert else _append(m, m.prepares)
 
-    def sizes() -> dict[str, Any]:
-        return {"elements": m.elements, "bytes": m.bytes_read + m.bytes_written}
+    def sizes() -> Mapping[str, Any]:
+        from hymell.estimators.level1.pointwise import element_dims
+
+        return element_dims(m)
 
     return Query(_keys("pointwise", _ROW_FORMATS), sizes)
 
@@ -188,18 +189,17 @@ _ROW_SPREAD: Final = 0.6
 def _row_priors(device: Device) -> Level1:
     from hymell.estimators.level1.pointwise import KV_APPEND
 
-    made = Level1(KV_APPEND, device, corrected=False)
-    made.coefficients_ = {c.name: c.prior(device) for c in KV_APPEND.coefficients}
-    made.choice_ = dict(KV_APPEND.choices[0])
-    made.ranges_, made.spread_, made.correction_, made.rows_ = {}, _ROW_SPREAD, None, 0
-    return made
+    return Level1.at_priors(KV_APPEND, device, _ROW_SPREAD)
 
 
 def _gather(g: Gather) -> Query:
-    def sizes() -> dict[str, Any]:
-        return {"rows": g.rows, "cols": g.cols, "bytes": g.bytes_read + g.bytes_written}
+    return Query(_keys("embedding", _ROW_FORMATS), lambda: _row_sizes(g))
 
-    return Query(_keys("embedding", _ROW_FORMATS), sizes)
+
+def _row_sizes(primitive: RowReduce | Gather) -> Mapping[str, Any]:
+    from hymell.estimators.level1.row_ops import row_dims
+
+    return row_dims(primitive)
 
 
 def _attention(a: Attention) -> Query | None:
@@ -265,12 +265,10 @@ _ROW_OPS: Final = (("layer_norm", "layer_norm"), ("softmax", "softmax"))
 
 def _rows(r: RowReduce) -> Query:
     op = next((op for part, op in _ROW_OPS if part in r.role), "rms_norm")
-
-    def sizes() -> dict[str, Any]:
-        return {"rows": r.rows, "cols": r.cols, "bytes": r.bytes_read + r.bytes_written}
-
     keys = _keys(op, _ROW_FORMATS)
-    return Query(keys if op == "rms_norm" else keys + _keys("rms_norm", _ROW_FORMATS), sizes)
+    if op != "rms_norm":
+        keys += _keys("rms_norm", _ROW_FORMATS)
+    return Query(keys, lambda: _row_sizes(r))
 
 
 def _experts(e: Experts) -> Query | None:

@@ -150,6 +150,18 @@ class Level1:
         self.spread_ = float(np.sqrt(np.mean(residual**2)))
         return self
 
+    @classmethod
+    def at_priors(cls, form: Form, device: Device, spread: float) -> Self:
+        """With coefficients at their priors and no correction, for want of measurements.
+
+        Marked as such: ``rows_`` is 0. ``spread``: what the priors are unsure by, in log time.
+        """
+        made = cls(form, device, corrected=False)
+        made.coefficients_ = {c.name: c.prior(device) for c in form.coefficients}
+        made.choice_, made.ranges_ = dict(form.choices[0]), {}
+        made.spread_, made.correction_, made.rows_ = spread, None, 0
+        return made
+
     def terms(self, dims: Dims) -> Terms:
         """The analytical form alone, evaluated."""
         return self.form.evaluate(self.coefficients_, dims, self.device, self.choice_)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hymell.estimators.level1.device import Device
+from hymell.op_registry.primitives import Value
 
 Array: TypeAlias = NDArray[np.float64]
 #: Sizes of many kernels: one array per name, all of one length.
@@ -98,6 +99,14 @@ def as_benchmarked(dims: Dims) -> Dims:
     if not dims["cold"].any():
         return dims
     return {**dims, "cold": np.zeros_like(dims["cold"])}
+
+
+def as_dims(**sizes: Value) -> dict[str, Array]:
+    """Numbers and arrays as float arrays of one length, at least 1."""
+    arrays = np.broadcast_arrays(
+        *(np.atleast_1d(np.asarray(v, dtype=float)) for v in sizes.values())
+    )
+    return dict(zip(sizes, arrays, strict=True))
 
 
 def join(a: Array, b: Array, power: float) -> Array:

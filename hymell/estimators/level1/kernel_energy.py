@@ -34,10 +34,10 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_dims,
 )
 from hymell.estimators.level1.moe import expert_dims
 from hymell.estimators.level1.roofline import limits
-from hymell.estimators.level1.row_ops import as_dims
 from hymell.hardware import Gpu
 from hymell.op_registry.primitives import Attention, Experts, Gemm, Primitive, Value
 

@@ -24,17 +24,17 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_dims,
     join,
 )
 from hymell.estimators.level1.row_ops import (
     MEMORY_COEFFICIENTS,
-    as_dims,
     memory_seconds,
     row_wave,
     warm_floor_s,
     waves,
 )
-from hymell.op_registry.primitives import Gather, Memory
+from hymell.op_registry.primitives import Memory
 
 #: Sizes of an element-wise kernel: elements written, bytes read and written.
 ELEMENT_DIMS = ("elements", "bytes")
@@ -48,15 +48,6 @@ def element_dims(primitive: Memory) -> Dims:
     """`ELEMENT_DIMS` of a primitive whose sizes are numbers or arrays."""
     return as_dims(
         elements=primitive.elements, bytes=primitive.bytes_read + primitive.bytes_written
-    )
-
-
-def gather_dims(primitive: Gather) -> Dims:
-    """`row_ops.ROW_DIMS` of a gather whose sizes are numbers or arrays."""
-    return as_dims(
-        rows=primitive.rows,
-        cols=primitive.cols,
-        bytes=primitive.bytes_read + primitive.bytes_written,
     )
 
 
@@ -101,8 +92,6 @@ ELEMENTWISE = Form(
 )
 
 #: One thread block per token: sizes are `row_ops.ROW_DIMS`, the row being a token.
-ACTIVATION = row_wave("pointwise")
 ROPE = row_wave("rope")
 EMBEDDING = row_wave("embedding")
 KV_APPEND = row_wave("kv_append")
-QUANTISE = row_wave("quantise")

@@ -29,10 +29,11 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_dims,
     join,
     l2_miss,
 )
-from hymell.op_registry.primitives import RowReduce, Value
+from hymell.op_registry.primitives import Gather, RowReduce
 
 #: Sizes of a row kernel: rows, columns of each, and bytes read and written by all rows together.
 ROW_DIMS = ("rows", "cols", "bytes")
@@ -48,15 +49,7 @@ _WARP_SOFTMAX_COLS = 1024
 _OCCUPANCIES: tuple[Choice, ...] = tuple({"occupancy": float(n)} for n in (1, 2, 4, 8, 16))
 
 
-def as_dims(**sizes: Value) -> Dims:
-    """Numbers and arrays as float arrays of one length."""
-    arrays = np.broadcast_arrays(
-        *(np.atleast_1d(np.asarray(v, dtype=float)) for v in sizes.values())
-    )
-    return dict(zip(sizes, arrays, strict=True))
-
-
-def row_dims(primitive: RowReduce) -> Dims:
+def row_dims(primitive: RowReduce | Gather) -> Dims:
     """`ROW_DIMS` of a primitive whose sizes are numbers or arrays."""
     return as_dims(
         rows=primitive.rows,

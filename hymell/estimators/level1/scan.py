@@ -36,6 +36,7 @@ from hymell.estimators.level1.form import (
     Dims,
     Form,
     Terms,
+    as_dims,
     join,
     l2_miss,
 )
@@ -93,26 +94,20 @@ def scan_dims(primitive: Scan) -> Dims:
     state = primitive.batch * primitive.heads * primitive.key_dim * primitive.value_dim
     moved = np.asarray(primitive.bytes_read + primitive.bytes_written, float)
     least = 2.0 * primitive.batch * primitive.length * primitive.heads * primitive.value_dim
-    return _dims(
-        SCAN_DIMS,
-        primitive.batch,
-        primitive.length,
-        primitive.heads,
-        primitive.key_dim,
-        primitive.value_dim,
-        primitive.chunk if primitive.chunk > 1 else DEFAULT_CHUNK,
-        np.maximum(moved - 2.0 * _STATE_BYTES * state, least),
+    return as_dims(
+        batch=primitive.batch,
+        length=primitive.length,
+        heads=primitive.heads,
+        key_dim=primitive.key_dim,
+        value_dim=primitive.value_dim,
+        chunk=primitive.chunk if primitive.chunk > 1 else DEFAULT_CHUNK,
+        token_bytes=np.maximum(moved - 2.0 * _STATE_BYTES * state, least),
     )
 
 
 def conv_dims(batch: Any, length: Any, channels: Any, width: Any = 4) -> Dims:
     """`CONV_DIMS` from numbers or arrays."""
-    return _dims(CONV_DIMS, batch, length, channels, width)
-
-
-def _dims(names: tuple[str, ...], *values: Any) -> Dims:
-    columns = np.broadcast_arrays(*(np.atleast_1d(value) for value in values))
-    return {name: np.asarray(a, float) for name, a in zip(names, columns, strict=True)}
+    return as_dims(batch=batch, length=length, channels=channels, width=width)
 
 
 _MEMORY: Final = (
@@ -361,19 +356,10 @@ def scan_form(kind: str, phase: str) -> Form:
 def unfitted(kind: str, phase: str, device: Device) -> Level1:
     """An estimator with every coefficient at its prior, for a kind that was never measured.
 
-    Marked as such: ``rows_`` is 0, ``spread_`` wide, and there is no correction. ``phase`` is
-    "context" or "generation". Raises HymellError for a kind that is neither in `UNFITTED_KINDS` nor
-    in `MEASURED_KINDS`.
+    ``phase`` is "context" or "generation". Raises HymellError for a kind that is neither in
+    `UNFITTED_KINDS` nor in `MEASURED_KINDS`.
     """
     if kind not in UNFITTED_KINDS and kind not in MEASURED_KINDS:
         known = ", ".join((*MEASURED_KINDS, *UNFITTED_KINDS))
         raise HymellError(f"no form for scan kind {kind!r}; there are: {known}")
-    form = scan_form(kind, phase)
-    made = Level1(form, device, corrected=False)
-    made.coefficients_ = {c.name: c.prior(device) for c in form.coefficients}
-    made.choice_ = dict(form.choices[0])
-    made.ranges_ = {}
-    made.spread_ = _UNFITTED_SPREAD
-    made.correction_ = None
-    made.rows_ = 0
-    return made
+    return Level1.at_priors(scan_form(kind, phase), device, _UNFITTED_SPREAD)
