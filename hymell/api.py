@@ -147,6 +147,11 @@ def _trace_object(
     )
 
 
+def _graph_of(model: Model | OpGraph, **how: Any) -> OpGraph:
+    """The graph itself, or a trace of anything else; ``how`` as `trace` takes it."""
+    return model if isinstance(model, OpGraph) else trace(model, **how)
+
+
 def predict(
     model: Model | OpGraph,
     workload: Workload | None = None,
@@ -180,9 +185,9 @@ def predict(
     ``gco2_per_kwh`` in grams. ``calibration`` "auto" prices kernels with what was fitted for the
     engine on this GPU or its nearest relative, "none" with the data sheet alone, a file of `hymell
     calibrate` with that. ``tp``, ``ep``, ``pp`` and ``microbatches`` spread the model over GPUs
-    (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those of one GPU.
-    A workload that does not fit returns a report with
-    ``memory.fits`` False and advice. Raises HymellError for bad input.
+    (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those of one GPU. A
+    workload that does not fit returns a report with ``memory.fits`` False and advice. Raises
+    HymellError for bad input.
     """
     from hymell.estimators.calibrated import choose
     from hymell.estimators.predict import predict_graph
@@ -193,18 +198,14 @@ def predict(
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
     estimator = choose(chosen_gpu, chosen_engine.name, calibration)
-    graph = (
-        model
-        if isinstance(model, OpGraph)
-        else trace(
-            model,
-            args=args,
-            kwargs=kwargs,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            use_cache=use_cache,
-            progress=progress,
-        )
+    graph = _graph_of(
+        model,
+        args=args,
+        kwargs=kwargs,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        use_cache=use_cache,
+        progress=progress,
     )
     return predict_graph(
         graph,
@@ -272,16 +273,12 @@ def sweet_spot(
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
     estimator = choose(chosen_gpu, chosen_engine.name, calibration)
-    graph = (
-        model
-        if isinstance(model, OpGraph)
-        else trace(
-            model,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            use_cache=use_cache,
-            progress=progress,
-        )
+    graph = _graph_of(
+        model,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        use_cache=use_cache,
+        progress=progress,
     )
     (progress or _silent)("pricing the grid")
     return find_sweet_spot(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from hymell.analysis.length_form import Array, LengthForm, fit_length_form
 from hymell.analysis.traffic import Request
@@ -35,7 +35,6 @@ MAX_CELLS = 100_000
 ENERGY, LATENCY = "energy", "latency"
 
 _Mask: TypeAlias = NDArray[np.bool_]
-_Price: TypeAlias = "Callable[[ArrayLike, ArrayLike], Mapping[str, Array]]"
 
 
 @dataclass(frozen=True, slots=True)

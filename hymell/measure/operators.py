@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hymell.errors import HymellError
-from hymell.estimators.level1 import catalog
+from hymell.estimators.level1 import catalog, row_ops
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.form import Array, Dims, Form
 from hymell.estimators.level1.kernel_energy import FIT, energy_op
@@ -78,8 +78,7 @@ class Operator:
         return found
 
 
-#: Row kernels repeat to about 1%: a tighter loss, and weaker priors.
-_ROWS: Final = Recipe(f_scale=0.03, ridge=0.005)
+_ROWS: Final = Recipe(**row_ops.FIT)
 
 #: Some libraries switch to kernels that are many times slower, where no form has a step.
 _SWITCHING: Final = Recipe(bound=2.0)

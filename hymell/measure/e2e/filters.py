@@ -24,6 +24,7 @@ from hymell.measure.e2e.table import (
     SIZES,
     WHOLE_MODEL,
 )
+from hymell.measure.readers.filters import counts, mark
 from hymell.measure.table import Tally
 
 #: Why a run is left out, by the name under which it is counted.
@@ -61,11 +62,11 @@ def tidy(file: RunFile) -> tuple[pd.DataFrame, list[Tally]]:
     """The runs of a file in the columns of `RUN_COLUMNS`, and what was left out, per tally."""
     rows = _framed(file)
     timed = rows[["ttft_s", "tpot_s", "latency_s"]]
-    _mark(rows, ~(timed.gt(0) | timed.isna()).all(axis=1) | timed.isna().all(axis=1), "not_finite")
-    _mark(rows, _too_fast(rows), "faster_than_data_sheet")
+    mark(rows, ~(timed.gt(0) | timed.isna()).all(axis=1) | timed.isna().all(axis=1), "not_finite")
+    mark(rows, _too_fast(rows), "faster_than_data_sheet")
     usable = rows["power_drop"] == ""
     rows.loc[~usable, list(ENERGY)] = np.nan
-    _mark(rows, _too_hot(rows), "power_above_tdp")
+    mark(rows, _too_hot(rows), "power_above_tdp")
     kept = _merge(rows[rows["drop"] == ""])
     groups = ["gpu", "library", "version", "dtype"]
     tallies = []
@@ -93,11 +94,6 @@ def _framed(file: RunFile) -> pd.DataFrame:
     numbers = [*SIZES, *MEASURED, *PEERS, "arrival_s", "spread"]
     rows[numbers] = rows[numbers].astype("float64")
     return rows.assign(set=file.set, source=file.source, file=str(file.path))
-
-
-def _mark(rows: pd.DataFrame, bad: pd.Series, reason: str) -> None:
-    """Note the reason for the bad rows that have none yet, so that each is counted once."""
-    rows.loc[bad & (rows["drop"] == ""), "drop"] = reason
 
 
 def _too_fast(rows: pd.DataFrame) -> pd.Series:
@@ -137,7 +133,7 @@ def _merge(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _tally(file: RunFile, key: Any, rows: pd.DataFrame, kept: pd.DataFrame) -> Tally:
     gpu, library, version, dtype = key
-    dropped = _counts(rows["drop"])
+    dropped = counts(rows["drop"])
     joined = int((rows["joined"] - 1).sum())
     repeats = int((rows["drop"] == "").sum()) - len(kept)
     dropped |= {"joined": joined} if joined else {}
@@ -153,9 +149,5 @@ def _tally(file: RunFile, key: Any, rows: pd.DataFrame, kept: pd.DataFrame) -> T
         dropped=dropped,
         rows=len(kept),
         power_rows=int(kept[list(ENERGY)].notna().any(axis=1).sum()),
-        power_unusable=_counts(rows.loc[rows["drop"] == "", "power_drop"]),
+        power_unusable=counts(rows.loc[rows["drop"] == "", "power_drop"]),
     )
-
-
-def _counts(reasons: Any) -> dict[str, int]:
-    return {str(name): int(n) for name, n in reasons.value_counts().items() if name}

@@ -49,8 +49,8 @@ def tidy(
     rows = pd.concat([_framed(file, frame) for file, frame in parts], ignore_index=True)
     unusable = _blank_power(rows)
     needed = rows[[d for d in dims(op) if d not in OPTIONAL]]
-    _mark(rows, ~needed.ge(1).all(axis=1), "size_below_one")
-    _mark(rows, ~rows["time_s"].gt(0), "time_not_positive")
+    mark(rows, ~needed.ge(1).all(axis=1), "size_below_one")
+    mark(rows, ~rows["time_s"].gt(0), "time_not_positive")
     kept = _merge(
         rows[rows["drop"] == ""], [*dims(op), *labels(op), "dtype", "kernel", "sustained"]
     )
@@ -74,7 +74,7 @@ def _framed(file: MeasuredFile, frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _mark(rows: pd.DataFrame, bad: pd.Series, reason: str) -> None:
+def mark(rows: pd.DataFrame, bad: pd.Series, reason: str) -> None:
     """Note the reason for the bad rows that have none yet, so that each is counted once."""
     rows.loc[bad & (rows["drop"] == ""), "drop"] = reason
 
@@ -129,12 +129,13 @@ def _tally(
         op=op,
         dtype=dtype,
         rows_in=len(rows),
-        dropped=_counts(rows["drop"]) | ({"repeat": repeats} if repeats else {}),
+        dropped=counts(rows["drop"]) | ({"repeat": repeats} if repeats else {}),
         rows=len(mine),
         power_rows=int(mine["power_w"].notna().sum()),
-        power_unusable=_counts(unusable[rows.index]),
+        power_unusable=counts(unusable[rows.index]),
     )
 
 
-def _counts(reasons: Any) -> dict[str, int]:
+def counts(reasons: Any) -> dict[str, int]:
+    """How many rows have each reason, those without one left out."""
     return {str(name): int(n) for name, n in reasons.value_counts().items() if name}
