@@ -364,12 +364,3 @@ def test_labels_become_bytes() -> None:
     module = mla_splits.dims(table("mla_decode_module", heads=np.ones(3)))
     assert set(mla.MODULE_DIMS) == set(module)
     assert module["weight_bytes"].tolist() == [0.5625] * 3
-
-
-def test_every_target_names_a_gpu_and_a_form() -> None:
-    ops = {form.op for form in FORMS.values()}
-    for target in (*attention_splits.TARGETS, *mla_splits.TARGETS):
-        assert find_gpu(target.gpu).name == target.gpu
-        assert target.op in ops
-    everything = (*attention_splits.TARGETS, *mla_splits.TARGETS)
-    assert len(set(everything)) == len(everything)

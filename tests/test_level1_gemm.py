@@ -13,7 +13,6 @@ from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1
 from hymell.estimators.level1.form import REGIMES, join, l2_miss
 from hymell.estimators.level1.gemm_five_regime import FiveRegime
-from hymell.estimators.level1.gemm_formats import FORMATS
 from hymell.estimators.level1.gemm_tile import _join, _miss, tile_form, tiles
 from hymell.hardware import find_gpu
 from hymell.measure import operators
@@ -273,13 +272,6 @@ def test_copies_are_those_of_the_benchmark(source: str, library: str, copies: fl
     assert set(found["copies"]) == {copies}
     assert set(found["batch"]) == {1.0}
     assert set(splits.dims(table("batched_gemm", library=library))["batch"]) == {2.0}
-
-
-def test_targets_name_known_gpus_and_formats() -> None:
-    assert len(set(splits.TARGETS)) == len(splits.TARGETS)
-    for target in splits.TARGETS:
-        find_gpu(target.gpu)
-        assert target.dtype in FORMATS
 
 
 def test_a_learning_curve_draws_training_rows_only() -> None:

@@ -277,10 +277,3 @@ def test_groups_are_families_or_finer_where_there_are_too_few() -> None:
     three = np.repeat([1.0, 2.0, 3.0, 3.0, 3.0], 8) * 1024
     assert groups(table(hidden=three)) == 6
     assert groups(table(hidden=np.full(40, 1024.0))) > 6
-
-
-def test_targets_are_distinct_and_name_gpus_and_formats_there_are() -> None:
-    assert len(set(cut.TARGETS)) == len(cut.TARGETS) > 60
-    for target in cut.TARGETS:
-        assert target.dtype in FORMATS
-        assert find_gpu(target.gpu).name == target.gpu

@@ -253,8 +253,3 @@ def test_a_wrong_table_is_refused_in_a_sentence() -> None:
         row_splits.dims(table("gemm", m=1.0))
     with pytest.raises(HymellError, match="gemm is not priced by its bytes"):
         pointwise_splits.dims(table("gemm", m=1.0))
-
-
-def test_every_target_is_named_once() -> None:
-    for targets in (row_splits.TARGETS, pointwise_splits.TARGETS):
-        assert len(set(targets)) == len(targets)

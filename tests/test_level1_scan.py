@@ -206,10 +206,3 @@ def test_dims_count_keys_of_groups_and_values_of_heads() -> None:
     rows = cut.dims(table())
     assert rows["token_bytes"][0] == 2 * 1024 * (2 * 1 * 128 + 2 * 2 * 64)
     assert (rows["chunk"] == 64).all()
-
-
-def test_every_target_has_a_form() -> None:
-    assert len(set(cut.TARGETS)) == len(cut.TARGETS) > 50
-    for target in cut.TARGETS:
-        assert target.form.op == target.op
-        assert find_gpu(target.gpu).name == target.gpu

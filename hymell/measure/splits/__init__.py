@@ -1,1 +1,1 @@
-"""What is held out of each op's tables, and which tables there are: one module per op."""
+"""What is held out of each op's tables, one module per op."""

@@ -1,4 +1,4 @@
-"""What is held out of the attention tables, and which tables there are.
+"""What is held out of the attention tables.
 
 Two grains of head configuration: ``heads`` holds out (heads, kv_heads, head_dim) with every window,
 ``configs`` (heads, kv_heads, head_dim, window), so that the same heads may have been seen under
@@ -8,7 +8,7 @@ another window. Every batch and length goes with them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,73 +29,6 @@ _TRAINED_LENGTH: Final = {
     "encoder_attention": 4096,
     "attention_decode": 8192,
 }
-
-
-class Target(NamedTuple):
-    """One table to fit: an op on a GPU with a library, in a format of queries and of the cache."""
-
-    op: str
-    gpu: str
-    library: str
-    version: str
-    dtype: str
-    kv_dtype: str
-
-
-_WIDE: Final = (("bfloat16", "bfloat16"),)
-_CACHED: Final = (*_WIDE, ("bfloat16", "float8_e4m3"))
-_ALL: Final = (*_CACHED, ("float8_e4m3", "float8_e4m3"))
-
-_Formats = tuple[tuple[str, str], ...]
-_ENGINES: Final[tuple[tuple[str, str, str, _Formats, _Formats], ...]] = (
-    # gpu, library, version, formats of prefill, formats of decode
-    ("a100-sxm-80gb", "sglang", "0.5.10", _WIDE, _WIDE),
-    ("a100-sxm-80gb", "trtllm", "1.0.0", _WIDE, _WIDE),
-    ("a100-sxm-80gb", "vllm", "0.14.0", _WIDE, _WIDE),
-    ("b200-sxm", "sglang", "0.5.14", _ALL, _CACHED),
-    ("b200-sxm", "trtllm", "1.3.0rc15", _ALL, _CACHED),
-    ("b200-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
-    ("b200-sxm", "vllm", "0.22.0", _CACHED, _CACHED),
-    ("b200-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
-    ("h100-sxm", "sglang", "0.5.14", _ALL, _CACHED),
-    ("h100-sxm", "trtllm", "1.2.0rc5", _ALL, _CACHED),
-    ("h100-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
-    ("h100-sxm", "vllm", "0.19.0", _CACHED, _CACHED),
-    ("h100-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
-    ("h200-sxm", "sglang", "0.5.14", _ALL, _CACHED),
-    ("h200-sxm", "trtllm", "1.3.0rc20", _ALL, _CACHED),
-    ("h200-sxm", "vllm", "0.22.0", _CACHED, _CACHED),
-    ("h200-sxm", "vllm", "0.24.0", _CACHED, _CACHED),
-    ("l40s", "sglang", "0.5.14", _ALL, _CACHED),
-    ("l40s", "trtllm", "1.3.0rc20", _ALL, _CACHED),
-    ("l40s", "vllm", "0.24.0", _CACHED, _CACHED),
-)
-
-_NO_ENCODER: Final = ("0.5.10", "1.0.0", "0.14.0", "1.2.0rc5", "0.19.0")
-#: GPU, library and version of the encoder tables; older versions have none.
-_ENCODERS: Final = tuple(
-    (gpu, library, version)
-    for gpu, library, version, _, _ in _ENGINES
-    if version not in _NO_ENCODER
-)
-
-TARGETS: Final[tuple[Target, ...]] = (
-    *(
-        Target("attention_prefill", gpu, library, version, dtype, kv_dtype)
-        for gpu, library, version, formats, _ in _ENGINES
-        for dtype, kv_dtype in formats
-    ),
-    *(
-        Target("attention_decode", gpu, library, version, dtype, kv_dtype)
-        for gpu, library, version, _, formats in _ENGINES
-        for dtype, kv_dtype in formats
-    ),
-    *(
-        Target("encoder_attention", *engine, dtype, kv_dtype)
-        for engine in _ENCODERS
-        for dtype, kv_dtype in _WIDE
-    ),
-)
 
 
 def dims(table: Table) -> dict[str, NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""What is held out of the GEMM tables, which tables there are, and how their weights rotated.
+"""What is held out of the GEMM tables, and how their weights rotated.
 
 ``shapes`` holds out one in five (n, k) pairs with every m, one split per seed; ``m-band`` two bands
 of m; ``m-large``, ``nk-large`` and ``m-one`` what lies beyond the rest.
@@ -6,7 +6,7 @@ of m; ``m-large``, ``nk-large`` and ``m-one`` what lies beyond the rest.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,67 +29,6 @@ _COPIES: Final = {
     "pytorch": 1.0,
     "llmservingsim": np.inf,
 }
-
-
-class Target(NamedTuple):
-    """One table to fit: products of a dtype on a GPU with a library."""
-
-    op: str
-    gpu: str
-    library: str
-    version: str
-    dtype: str
-
-
-_BF16: Final = ("bfloat16",)
-_FP8: Final = ("bfloat16", "float8_e4m3", "float8_block128")
-_FP4: Final = (*_FP8, "nvfp4")
-
-_ENGINES: Final[tuple[tuple[str, str, str, tuple[str, ...]], ...]] = (
-    ("a100-sxm-80gb", "sglang", "0.5.10", _BF16),
-    ("a100-sxm-80gb", "trtllm", "1.0.0", ("bfloat16", "int8_wo", "int4_wo", "sq")),
-    ("a100-sxm-80gb", "vllm", "0.14.0", _BF16),
-    ("b200-sxm", "sglang", "0.5.14", _FP4),
-    ("b200-sxm", "trtllm", "1.3.0rc15", _FP4),
-    ("b200-sxm", "trtllm", "1.3.0rc20", _FP4),
-    ("b200-sxm", "vllm", "0.22.0", ("bfloat16", "float8_block128", "nvfp4")),
-    ("b200-sxm", "vllm", "0.24.0", _FP4),
-    ("h100-sxm", "sglang", "0.5.14", _FP8),
-    ("h100-sxm", "trtllm", "1.2.0rc5", _FP8),
-    ("h100-sxm", "trtllm", "1.3.0rc20", _FP8),
-    ("h100-sxm", "vllm", "0.19.0", _FP8),
-    ("h100-sxm", "vllm", "0.24.0", _FP8),
-    ("h200-sxm", "sglang", "0.5.14", _FP8),
-    ("h200-sxm", "trtllm", "1.3.0rc20", _FP8),
-    ("h200-sxm", "vllm", "0.22.0", ("bfloat16", "float8_block128")),
-    ("h200-sxm", "vllm", "0.24.0", _FP8),
-    ("l40s", "sglang", "0.5.14", ("bfloat16", "float8_e4m3")),
-    ("l40s", "trtllm", "1.3.0rc20", _FP8),
-    ("l40s", "vllm", "0.24.0", _FP8),
-    ("rtx-4090", "vllm", "0.19.0", _BF16),
-    ("rtx-pro-6000-server", "vllm", "0.19.0", _BF16),
-    ("rtx-3090", "llmservingsim", "v0", _BF16),
-    ("rtx-a6000", "llmservingsim", "v0", _BF16),
-    ("h100-sxm", "vidur", "unknown", ("float16",)),
-    ("a100-sxm-80gb", "vidur", "unknown", ("float16",)),
-    ("a40", "vidur", "unknown", ("float16",)),
-)
-
-#: GPUs of the fp32 tables that hymell has a data sheet of.
-_FP32_GPUS: Final = ("a100-pcie-40gb", "a100-pcie-80gb", "h100-sxm", "l4", "t4")
-
-TARGETS: Final[tuple[Target, ...]] = (
-    *(
-        Target("gemm", gpu, library, version, dtype)
-        for gpu, library, version, dtypes in _ENGINES
-        for dtype in dtypes
-    ),
-    *(
-        Target(op, gpu, "pytorch", "2.1.0", "float32")
-        for op in ("gemm", "batched_gemm")
-        for gpu in _FP32_GPUS
-    ),
-)
 
 
 def dims(table: Table) -> dict[str, NDArray[np.float64]]:

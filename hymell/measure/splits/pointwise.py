@@ -1,4 +1,4 @@
-"""What is held out of the tables of kernels bound by bytes, and which tables there are."""
+"""What is held out of the tables of kernels bound by bytes."""
 
 from __future__ import annotations
 
@@ -8,32 +8,11 @@ from typing import Final
 import numpy as np
 
 from hymell.errors import HymellError
-from hymell.measure.splits.row_ops import SEEDS, Array, Split, Target, element_bytes, unseen_counts
+from hymell.measure.splits.row_ops import SEEDS, Array, Split, element_bytes, unseen_counts
 from hymell.measure.table import Table
 
 _HELD_SHARE: Final = 0.2
-_VIDUR: Final = ("a100-sxm-80gb", "a40", "h100-sxm")
-_EAGER: Final = ("a100-pcie-40gb", "a100-pcie-80gb", "l4", "t4", "v100-pcie-32gb")
 
-#: Vidur's ``add`` and LLMServingSim's activation are one kernel each; ``kernel`` says which.
-TARGETS: Final = (
-    *(
-        Target("pointwise", gpu, "vidur", "unknown", "float16", kernel)
-        for gpu in _VIDUR
-        for kernel in ("mlp_act", "add")
-    ),
-    *(
-        Target(op, gpu, "vidur", "unknown", "float16")
-        for op in ("rope", "embedding")
-        for gpu in _VIDUR
-    ),
-    *(
-        Target(op, gpu, "vllm", "0.19.0", "bfloat16")
-        for op in ("pointwise", "rope", "embedding")
-        for gpu in ("rtx-4090", "rtx-pro-6000-server")
-    ),
-    *(Target("pointwise", gpu, "pytorch", "2.1.0", "float32") for gpu in _EAGER),
-)
 
 _INDEX_BYTES: Final = 8.0
 

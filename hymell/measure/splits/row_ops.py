@@ -1,4 +1,4 @@
-"""What is held out of the tables of row kernels, and which tables there are.
+"""What is held out of the tables of row kernels.
 
 A width is held out with all its rows; so are row counts, and the longest of them. NeuSight's own
 split (its training rows are smaller than its test rows) is kept as the hardest range.
@@ -7,7 +7,7 @@ split (its training rows are smaller than its test rows) is kept as the hardest 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,47 +29,6 @@ _BAND: Final = (700.0, 1100.0)
 _EAGER_WIDTHS: Final = (2048.0, 2560.0, 4096.0, 8192.0)
 _FEWEST: Final = 4
 
-
-class Target(NamedTuple):
-    """One table to fit; ``kernel`` "" takes every kernel (position in the layer) together.
-
-    Vidur's two norms of a layer are different targets: what the kernel before left in L2 differs,
-    and with it the time, by 5% in the mean on H100.
-    """
-
-    op: str
-    gpu: str
-    library: str
-    version: str
-    dtype: str
-    kernel: str = ""
-
-
-_VIDUR: Final = ("a100-sxm-80gb", "a40", "h100-sxm")
-_VIDUR_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
-_EAGER: Final = ("a100-pcie-40gb", "a100-pcie-80gb", "l4", "t4", "v100-pcie-32gb")
-
-TARGETS: Final = (
-    *(
-        Target("rms_norm", gpu, "vidur", "unknown", "float16", kernel)
-        for gpu in _VIDUR
-        for kernel in _VIDUR_NORMS
-    ),
-    *(Target("layer_norm", gpu, "vidur", "unknown", "float16") for gpu in _VIDUR),
-    *(
-        Target("rms_norm", gpu, "llmservingsim", "v0", "bfloat16")
-        for gpu in ("h100-sxm", "rtx-3090", "rtx-a6000")
-    ),
-    *(
-        Target("rms_norm", gpu, "vllm", "0.19.0", "bfloat16")
-        for gpu in ("rtx-4090", "rtx-pro-6000-server")
-    ),
-    *(
-        Target(op, gpu, "pytorch", "2.1.0", "float32")
-        for op in ("layer_norm", "softmax")
-        for gpu in _EAGER
-    ),
-)
 
 _OPS: Final = ("rms_norm", "layer_norm", "softmax")
 
