@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import lists, measured, ops, priced, sweetspot
+from hymell.cli import doctor, lists, measured, ops, priced, sweetspot
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -31,7 +31,6 @@ app = typer.Typer(
         "hymell kernels Qwen/Qwen3-8B --engine sglang",
         "hymell gpus",
     ),
-    add_completion=False,
 )
 
 
@@ -56,6 +55,7 @@ ops.register(app)
 sweetspot.register(app)
 lists.register(app)
 measured.register(app)
+doctor.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hymell.cli import complete
+
 _RUN, _NUMBERS, _SOURCE, _OUTPUT = "Workload", "Money and carbon", "Model source", "Output"
 _GPUS = "Several GPUs"
 
@@ -16,14 +18,24 @@ Model = Annotated[
         metavar="MODEL",
         help="A Hugging Face id, a name from `hymell models`, a folder or a config.json.",
         show_default=False,
+        autocompletion=complete.models,
     ),
 ]
 Gpu = Annotated[
-    str, typer.Option("--gpu", help="GPU name (see `hymell gpus`) or a data-sheet JSON file.")
+    str,
+    typer.Option(
+        "--gpu",
+        help="GPU name (see `hymell gpus`) or a data-sheet JSON file.",
+        autocompletion=complete.gpus,
+    ),
 ]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", help="What runs the model: vllm, sglang, trtllm, compile, eager."),
+    typer.Option(
+        "--engine",
+        help="What runs the model: vllm, sglang, trtllm, compile, eager.",
+        autocompletion=complete.engines,
+    ),
 ]
 Batch = Annotated[
     int, typer.Option("--batch", help="Sequences that run together.", rich_help_panel=_RUN)
