@@ -18,7 +18,7 @@ from hymell._version import __version__
 
 if TYPE_CHECKING:
     from hymell.analysis.sweet_spot import SweetSpot
-    from hymell.api import predict, sweet_spot, trace
+    from hymell.api import predict, save_runs, sweet_spot, trace
     from hymell.cost_report import CostReport
     from hymell.errors import HymellError
     from hymell.op_registry import keep_whole, lowers
@@ -32,6 +32,7 @@ _HOMES = {
     "keep_whole": "hymell.op_registry",
     "lowers": "hymell.op_registry",
     "predict": "hymell.api",
+    "save_runs": "hymell.api",
     "sweet_spot": "hymell.api",
     "trace": "hymell.api",
 }
@@ -45,6 +46,7 @@ __all__ = [
     "keep_whole",
     "lowers",
     "predict",
+    "save_runs",
     "sweet_spot",
     "trace",
 ]

@@ -1,11 +1,12 @@
-"""The calls that do everything: `trace` a model, `predict` what a workload of it costs, and find
-its `sweet_spot`.
+"""The calls that do everything: `trace` a model, `predict` what a workload of it costs, find its
+`sweet_spot`, and `save_runs` of one's own to calibrate with.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hymell import sources, store
@@ -19,12 +20,17 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from hymell.analysis.own_runs import OwnRun
+    from hymell.analysis.own_store import SavedRuns
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.analysis.traffic import Traffic
+    from hymell.estimators.offsets import Offsets
 
 Progress: TypeAlias = Callable[[str], None]
 #: "auto", "none" or the file of a calibration.
 CalibrationChoice: TypeAlias = "str | os.PathLike[str]"
+#: A CSV file of own runs, or runs.
+Runs: TypeAlias = "str | os.PathLike[str] | Sequence[OwnRun]"
 Model: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | PretrainedConfig | nn.Module"
 
 
@@ -165,6 +171,8 @@ def predict(
     gco2_per_kwh: float | None = None,
     kv_pool_bytes: float | None = None,
     calibration: CalibrationChoice = "auto",
+    calibrate_with: Runs | None = None,
+    calibrated: str | None = None,
     tp: int = 1,
     ep: int = 1,
     pp: int = 1,
@@ -184,10 +192,12 @@ def predict(
     the Zipf exponent of expert popularity (0: uniform); ``price_per_hour`` is in your money,
     ``gco2_per_kwh`` in grams. ``calibration`` "auto" prices kernels with what was fitted for the
     engine on this GPU or its nearest relative, "none" with the data sheet alone, a file of `hymell
-    calibrate` with that. ``tp``, ``ep``, ``pp`` and ``microbatches`` spread the model over GPUs
-    (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those of one GPU. A
-    workload that does not fit returns a report with ``memory.fits`` False and advice. Raises
-    HymellError for bad input.
+    calibrate` with that. ``calibrate_with``, a CSV file of your own measured runs
+    (docs/own_runs.md), offsets the estimate of the configuration that they are of; ``calibrated``
+    names such runs that `save_runs` keeps. ``tp``, ``ep``, ``pp`` and ``microbatches`` spread the
+    model over GPUs (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those
+    of one GPU. A workload that does not fit returns a report with ``memory.fits`` False and advice.
+    Raises HymellError for bad input.
     """
     from hymell.estimators.calibrated import choose
     from hymell.estimators.predict import predict_graph
@@ -198,6 +208,7 @@ def predict(
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
     estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,
         args=args,
@@ -207,19 +218,112 @@ def predict(
         use_cache=use_cache,
         progress=progress,
     )
-    return predict_graph(
+    setup: dict[str, Any] = {
+        "gpu": chosen_gpu,
+        "engine": chosen_engine,
+        "precision": precision,
+        "skew": skew,
+        "estimator": estimator,
+        "parallel": parallel,
+    }
+    offsets, warnings = _offsets(graph, model, runs, source, setup)
+    report = predict_graph(
         graph,
         workload or Workload(),
-        gpu=chosen_gpu,
-        engine=chosen_engine,
-        precision=precision,
-        skew=skew,
         price_per_hour=price_per_hour,
         gco2_per_kwh=gco2_per_kwh,
         kv_pool_bytes=kv_pool_bytes,
-        estimator=estimator,
-        parallel=parallel,
+        offsets=offsets,
+        **setup,
     )
+    return replace(report, warnings=(*report.warnings, *warnings))
+
+
+def _own_runs(given: Runs | None, calibrated: str | None) -> tuple[Sequence[OwnRun], str]:
+    """Own runs and what to call them; none where none are asked for."""
+    if given is not None and calibrated is not None:
+        raise HymellError("give runs to calibrate with or the name of some that are kept, not both")
+    if calibrated is not None:
+        from hymell.analysis.own_store import load
+
+        return load(calibrated).runs, calibrated
+    if given is None:
+        return (), ""
+    if isinstance(given, (str, os.PathLike)):
+        from hymell.analysis.own_runs import read_runs
+
+        return read_runs(given), os.path.basename(os.fspath(given))
+    return tuple(given), "as given"
+
+
+def _offsets(
+    graph: OpGraph,
+    model: Model | OpGraph,
+    runs: Sequence[OwnRun],
+    source: str,
+    setup: Mapping[str, Any],
+) -> tuple[Offsets | None, tuple[str, ...]]:
+    """What own runs say of this configuration, or a warning that they are of another one."""
+    if not runs:
+        return None, ()
+    from hymell.analysis.own_fit import not_applicable, offsets_for
+    from hymell.estimators.predict import deploy
+
+    names = [graph.facts.name]
+    if isinstance(model, (str, os.PathLike)):
+        names.append(os.fspath(model))
+    found = offsets_for(deploy(graph, **setup), runs, names, source)
+    return found, () if found is not None else (not_applicable(runs, source),)
+
+
+def save_runs(
+    name: str,
+    runs: Runs,
+    *,
+    calibration: CalibrationChoice = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> SavedRuns:
+    """Keep your own measured runs under a name, for ``predict(..., calibrated=name)``.
+
+    ``runs`` as ``calibrate_with`` of `predict` takes them. Every configuration is priced, so that
+    runs which cannot be are refused by name, and its offsets and errors are kept beside the runs.
+    The other arguments are those of `predict`. Raises HymellError for bad input, and for a name
+    that has runs already.
+    """
+    from hymell.analysis.own_fit import fit_offsets, price_runs
+    from hymell.analysis.own_store import Judged, SavedRuns, check_free, configurations, save
+    from hymell.estimators.calibrated import choose
+    from hymell.estimators.predict import deploy
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    check_free(name)
+    rows, _ = _own_runs(runs, None)
+    judged = []
+    for configuration, mine in configurations(rows).items():
+        gpu, engine = find_gpu(configuration.gpu), get_engine(configuration.engine)
+        graph = trace(
+            configuration.model,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            use_cache=use_cache,
+            progress=progress,
+        )
+        deployed = deploy(
+            graph,
+            gpu=gpu,
+            engine=engine,
+            precision=Precision.of(configuration.dtype),
+            estimator=choose(gpu, engine.name, calibration),
+            parallel=mine[0].parallel,
+        )
+        judged.append(Judged(configuration, fit_offsets(price_runs(deployed, mine), name)))
+    saved = SavedRuns(name, tuple(rows), tuple(judged))
+    save(saved)
+    return saved
 
 
 def sweet_spot(
@@ -238,6 +342,8 @@ def sweet_spot(
     skew: float = 0.0,
     kv_pool_bytes: float | None = None,
     calibration: CalibrationChoice = "auto",
+    calibrate_with: Runs | None = None,
+    calibrated: str | None = None,
     tp: int = 1,
     ep: int = 1,
     pp: int = 1,
@@ -273,6 +379,7 @@ def sweet_spot(
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
     estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,
         revision=revision,
@@ -281,19 +388,25 @@ def sweet_spot(
         progress=progress,
     )
     (progress or _silent)("pricing the grid")
-    return find_sweet_spot(
+    setup: dict[str, Any] = {
+        "gpu": chosen_gpu,
+        "engine": chosen_engine,
+        "precision": precision,
+        "skew": skew,
+        "estimator": estimator,
+        "parallel": parallel,
+    }
+    offsets, warnings = _offsets(graph, model, runs, source, setup)
+    spot = find_sweet_spot(
         graph,
-        gpu=chosen_gpu,
-        engine=chosen_engine,
         batch=batch,
         inputs=asked_inputs,
         outputs=asked_outputs,
         by=by,
         within=within,
         traffic=requests,
-        precision=precision,
-        skew=skew,
         kv_pool_bytes=kv_pool_bytes,
-        estimator=estimator,
-        parallel=parallel,
+        offsets=offsets,
+        **setup,
     )
+    return replace(spot, warnings=(*spot.warnings, *warnings))

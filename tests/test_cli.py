@@ -97,6 +97,9 @@ def test_no_arguments_show_help(run: Run) -> None:
         ["calibrate"],
         ["accuracy"],
         ["data"],
+        ["runs", "add"],
+        ["runs", "list"],
+        ["runs", "remove"],
     ],
     ids=" ".join,
 )
@@ -113,6 +116,7 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "--output", "20", "--dtype", "fp8", "--kv-dtype", "fp8", "--routing-skew", "0.5",
         "--kv-pool-gb", "40", "--price-per-hour", "2.5", "--gco2-per-kwh", "300",
         "--revision", "main", "--trust-remote-code", "--no-cache", "--calibration", "none",
+        "--calibrate-with", "runs.csv", "--calibrated", "mine",
         "--tp", "4", "--ep", "2", "--pp", "3", "--microbatches", "2",
     )  # fmt: skip
     assert (status, err) == (0, "")
@@ -127,6 +131,8 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
         "skew": 0.5,
         "kv_pool_bytes": 40e9,
         "calibration": "none",
+        "calibrate_with": Path("runs.csv"),
+        "calibrated": "mine",
         "tp": 4,
         "ep": 2,
         "pp": 3,
@@ -146,6 +152,7 @@ def test_report_defaults(api: FakeApi, run: Run) -> None:
     assert args == (MODEL, Workload(1, 1024, 128))
     assert (kwargs["gpu"], kwargs["engine"], kwargs["dtype"]) == ("h100-sxm", "vllm", None)
     assert kwargs["calibration"] == "auto"
+    assert (kwargs["calibrate_with"], kwargs["calibrated"]) == (None, None)
     assert [kwargs[name] for name in ("tp", "ep", "pp", "microbatches")] == [1, 1, 1, 1]
     assert kwargs["trust_remote_code"] is False
     assert kwargs["use_cache"] is True

@@ -13,13 +13,13 @@ those of SweetSpot (arXiv 2602.05695) without the attention among prompt tokens,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hymell.errors import HymellError
+from hymell.estimators.nonnegative import nonnegative_least_squares
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -83,23 +83,9 @@ def fit_length_form(inputs: Array, outputs: Array, costs: Array) -> LengthForm:
 def fit_relative(terms: Array, costs: Array) -> Array:
     """Coefficients, none negative, of least squared relative error of ``terms @ coefficients``.
 
-    With few coefficients the best set of non-zero ones is found by trying all of them: exact, and
-    no solver to import.
+    All sets of non-zero ones are tried (`nonnegative_least_squares`).
     """
-    rows = terms / costs[:, None]
-    scale = np.linalg.norm(rows, axis=0)
-    scale[scale == 0] = 1.0
-    columns, ones = rows / scale, np.ones(len(costs))
-    best, least = np.zeros(terms.shape[1]), np.inf
-    for size in range(1, terms.shape[1] + 1):
-        for chosen in combinations(range(terms.shape[1]), size):
-            part = columns[:, chosen]
-            found = np.linalg.lstsq(part, ones, rcond=None)[0]
-            error = float(((part @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < least:
-                best, least = np.zeros(terms.shape[1]), error
-                best[list(chosen)] = found
-    return np.asarray(best / scale)
+    return nonnegative_least_squares(terms / costs[:, None], np.ones(len(costs)))
 
 
 def cache_terms(i: Array, o: Array) -> Array:

@@ -18,6 +18,7 @@ from hymell.analysis.traffic import Request
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment, Estimator
 from hymell.estimators.memory import fits
+from hymell.estimators.offsets import Offsets
 from hymell.estimators.predict import deploy, predict_graph, price
 from hymell.graph import OpGraph
 from hymell.hardware import Gpu
@@ -172,6 +173,7 @@ def find_sweet_spot(
     kv_pool_bytes: float | None = None,
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
+    offsets: Offsets | None = None,
 ) -> SweetSpot:
     """The sweet spot of a traced model; arguments as `hymell.sweet_spot` explains them.
 
@@ -196,6 +198,7 @@ def find_sweet_spot(
         "skew": skew,
         "estimator": estimator,
         "parallel": parallel,
+        "offsets": offsets,
     }
     model = deploy(graph, **setup)
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import doctor, lists, measured, ops, priced, sweetspot
+from hymell.cli import doctor, lists, measured, ops, priced, runs, sweetspot
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -56,6 +56,7 @@ sweetspot.register(app)
 lists.register(app)
 measured.register(app)
 doctor.register(app)
+runs.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

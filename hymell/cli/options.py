@@ -89,6 +89,27 @@ Calibration = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+CalibrateWith = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibrate-with",
+        metavar="FILE",
+        help="CSV of your own measured runs: what they say of this configuration offsets the "
+        "estimate.",
+        show_default=False,
+        rich_help_panel=_RUN,
+    ),
+]
+Calibrated = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrated",
+        metavar="NAME",
+        help="The same with runs that `hymell runs add` keeps.",
+        show_default=False,
+        rich_help_panel=_RUN,
+    ),
+]
 Tp = Annotated[
     int,
     typer.Option("--tp", help="GPUs that share every layer (tensor).", rich_help_panel=_GPUS),

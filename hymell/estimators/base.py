@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hymell.estimators.level3.system import System
+from hymell.estimators.offsets import Offsets
 from hymell.graph import OpGraph, Phase
 from hymell.hardware import Gpu
 from hymell.op_registry.engines.base import Engine
@@ -105,7 +106,7 @@ class Deployment:
 
     ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``, on
     one GPU of ``parallel``. ``system`` is what the engine adds to the kernels, None for its typical
-    overheads.
+    overheads; ``offsets`` what a user's own runs add to the whole, None without any.
     """
 
     graph: OpGraph
@@ -116,6 +117,7 @@ class Deployment:
     precision: Precision = field(default_factory=Precision)
     parallel: Parallel = SINGLE
     system: System | None = None
+    offsets: Offsets | None = None
     _ranks: dict[int, Rank] = field(default_factory=dict, repr=False, compare=False)
 
     def rank(self, index: int) -> Rank:

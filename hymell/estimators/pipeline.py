@@ -16,6 +16,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hymell.estimators.base import Array, Deployment
 from hymell.estimators.energy import PowerModel
 from hymell.op_registry.parallel import layer_count
@@ -51,4 +53,8 @@ def energy_j(model: Deployment, totals: PhaseTotals, power: PowerModel) -> Array
     parallel = model.parallel
     idle_s = parallel.pp * totals.time_s - totals.kernel_s
     found: Array = parallel.per_stage * (totals.kernel_j + power.idle_w * idle_s)
+    if model.offsets is not None:
+        found = np.asarray(
+            model.offsets.energy_j(found, totals.time_s, parallel.gpus * power.tdp_w)
+        )
     return found

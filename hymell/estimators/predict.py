@@ -28,6 +28,7 @@ from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.links import Linked
 from hymell.estimators.memory import PREFILL_CHUNK, RESERVE_BYTES, is_serving, memory_cost
+from hymell.estimators.offsets import Offsets
 from hymell.estimators.pipeline import energy_j, overlap
 from hymell.estimators.rollup import KernelDetail, PhaseTotals, decode_totals, prefill_totals
 from hymell.graph import OpGraph
@@ -61,11 +62,13 @@ def deploy(
     skew: float = 0.0,
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
+    offsets: Offsets | None = None,
 ) -> Deployment:
     """A model on a GPU, or on several, under an engine; each region is lowered once, when needed.
 
-    ``skew`` is the Zipf exponent of expert popularity. Raises HymellError for a negative skew;
-    lowering raises it for a model that ``parallel`` cannot split.
+    ``skew`` is the Zipf exponent of expert popularity, ``offsets`` what a user's own runs say of
+    this configuration. Raises HymellError for a negative skew; lowering raises it for a model that
+    ``parallel`` cannot split.
     """
     if not (math.isfinite(skew) and skew >= 0):
         raise HymellError(f"the routing skew must be 0 (uniform) or more, not {skew}")
@@ -83,7 +86,7 @@ def deploy(
     system = estimator.system if isinstance(estimator, Calibrated) and plain else None
     if parallel != SINGLE:
         priced_by = Linked(priced_by, custom=is_serving(engine))
-    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel, system)
+    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel, system, offsets)
 
 
 def price(
@@ -98,6 +101,7 @@ def price(
     skew: float = 0.0,
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
+    offsets: Offsets | None = None,
 ) -> dict[str, Array]:
     """Cost of many workloads of one model; ``B``, ``prompt``, ``output`` broadcast to one shape.
 
@@ -118,6 +122,7 @@ def price(
         skew=skew,
         estimator=estimator,
         parallel=parallel,
+        offsets=offsets,
     )
     arrays = np.broadcast_arrays(*(np.asarray(v, dtype=np.float64) for v in (B, prompt, output)))
     _check(arrays)
@@ -181,6 +186,7 @@ def predict_graph(
     kv_pool_bytes: float | None = None,
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
+    offsets: Offsets | None = None,
 ) -> CostReport:
     """What one workload of a traced model costs, kernel by kernel.
 
@@ -202,6 +208,7 @@ def predict_graph(
         skew=skew,
         estimator=estimator,
         parallel=parallel,
+        offsets=offsets,
     )
     B, prompt, output = (
         np.array([float(n)]) for n in (workload.batch, workload.prompt, workload.output)
@@ -326,6 +333,8 @@ def _assumptions(
         made["routing"] = "uniform" if skew == 0 else f"popularity of experts ~ rank^-{skew:g}"
     if model.parallel != SINGLE:
         made["parallel"] = _spread(model)
+    if model.offsets is not None:
+        made["own_runs"] = model.offsets.describe()
     made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
     return made
 

@@ -23,6 +23,7 @@ from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import PowerModel, busy_terms
 from hymell.estimators.level3.groups import all_heads, group_of
 from hymell.estimators.level3.system import System
+from hymell.estimators.offsets import Offsets
 from hymell.estimators.pipeline import over_stages
 from hymell.estimators.sums import Samples, sum_over_steps
 from hymell.graph import Phase, Range, Region
@@ -257,7 +258,39 @@ def _phase(
     totals = PhaseTotals.zeros(len(steps.B))
     for index, rows, part in split_by_region(model, phase, steps):
         _add_region(model, phase, index, rows, part, totals, details)
-    return over_stages(model, totals)
+    totals = over_stages(model, totals)
+    if model.offsets is None:
+        return totals
+    if details is not None:
+        details[:] = [_offset_kernel(model, model.offsets, phase, detail) for detail in details]
+    return offset_totals(model, model.offsets, phase, totals, steps.B)
+
+
+def offset_totals(
+    model: Deployment, offsets: Offsets, phase: Phase, totals: PhaseTotals, B: Array
+) -> PhaseTotals:
+    """A phase as long as a user's own runs say; idle power for the difference."""
+    factor = offsets.factor(phase)
+    outside_s = offsets.outside_s(totals.steps, B / model.parallel.batch_parts)
+    idle_w = PowerModel.of(model.gpu).idle_w
+    return replace(
+        totals,
+        time_s=factor * totals.time_s + outside_s,
+        kernel_s=factor * totals.kernel_s,
+        kernel_j=totals.kernel_j + idle_w * (factor - 1) * totals.kernel_s,
+    )
+
+
+def _offset_kernel(
+    model: Deployment, offsets: Offsets, phase: Phase, detail: KernelDetail
+) -> KernelDetail:
+    """A kernel's part of `offset_totals`, and of the factor of energy."""
+    power = PowerModel.of(model.gpu)
+    alone_s = detail.sums.time_s
+    time_s = offsets.factor(phase) * alone_s
+    joules = detail.sums.energy_j + power.idle_w * (time_s - alone_s)
+    energy_j = offsets.energy_j(joules, time_s, power.tdp_w)
+    return replace(detail, sums=replace(detail.sums, time_s=time_s, energy_j=energy_j))
 
 
 def split_by_region(
