@@ -18,6 +18,7 @@ import json
 import sys
 from pathlib import Path
 
+from own.energy import judged_energy, records
 from own.judge import judged
 from own.page import page
 from own.rows import campaigns
@@ -35,13 +36,16 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         result = judged(campaigns(chosen.cache))
+        print("energy", file=sys.stderr, flush=True)
+        energy = judged_energy()
     except HymellError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     chosen.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.to_dict(), indent=1) + "\n"
+    content = {"held_out_systems": result.to_dict(), "reports": records(energy)}
+    text = json.dumps(content, indent=1) + "\n"
     (chosen.out / "accuracy_own_runs.json").write_text(text, encoding="utf-8")
-    (chosen.out / "accuracy_own_runs.md").write_text(page(result), encoding="utf-8")
+    (chosen.out / "accuracy_own_runs.md").write_text(page(result, energy), encoding="utf-8")
     return 0
 
 

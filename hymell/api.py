@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hymell import sources, store
@@ -253,7 +253,11 @@ def _own_runs(given: Runs | None, calibrated: str | None) -> tuple[Sequence[OwnR
         from hymell.analysis.own_runs import read_runs
 
         return read_runs(given), os.path.basename(os.fspath(given))
-    return tuple(given), "as given"
+    from hymell.analysis.own_runs import known_run
+
+    if not given:
+        raise HymellError("there are no runs to calibrate with; give at least one")
+    return tuple(known_run(asdict(run)) for run in given), "as given"
 
 
 def _offsets(

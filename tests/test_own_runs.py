@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own.judge import FACTORS, judged
+from own.rows import Configuration, Held
 
 import hymell
 from hymell.analysis import own_store
@@ -22,7 +24,7 @@ from hymell.cli import main
 from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
-from hymell.estimators.offset_fit import PRIORS, OffsetFit, energy_factor
+from hymell.estimators.offset_fit import ENERGY_WIDTH, PRIORS, WIDTHS, OffsetFit, energy_factor
 from hymell.estimators.offsets import Offsets
 from hymell.estimators.predict import deploy, predict_graph, price
 from hymell.graph import OpGraph
@@ -176,7 +178,7 @@ def test_the_least_step_reads_the_weights_and_does_the_products(deployed: Deploy
         ({"tpot_s": 0.004}, "TPOT 4 ms is faster than the data sheet of h100-sxm allows"),
         ({"ttft_s": 0.004}, "TTFT 4 ms is faster than the data sheet"),
         ({"latency_s": 0.4}, "latency 400 ms is faster than the data sheet"),
-        ({"tpot_s": 9.0}, "is the unit of the column right"),
+        ({"tpot_s": 9.0}, "is the unit right"),
         ({"latency_s": 1.2, "power_w": 800.0}, "800 W is more than the 700 W"),
         ({"latency_s": 1.2, "energy_j": 900.0}, "750 W is more than the 700 W"),
         ({"tpot_s": 0.01, "energy_per_token_j": 8.0}, "800 W is more than the 700 W"),
@@ -361,6 +363,13 @@ def test_sweet_spot_takes_them_too(graph: OpGraph) -> None:
     assert "own_runs" in after.assumptions
 
 
+def test_runs_from_python_may_be_spelt_loosely(graph: OpGraph) -> None:
+    run = replace(slower(graph, 4, 512, 64, 1.3), gpu="H100", engine="vLLM")
+    assert "own_runs" in plain(graph, 8, 512, 64, calibrate_with=[run]).assumptions
+    with pytest.raises(HymellError, match="no runs to calibrate with"):
+        plain(graph, 8, 512, 64, calibrate_with=[])
+
+
 # --- names -----------------------------------------------------------------------------------
 
 
@@ -400,6 +409,15 @@ def test_names_are_plain(name: str) -> None:
 def test_a_damaged_file_is_named(content: str) -> None:
     own_store.runs_dir().mkdir(parents=True)
     (own_store.runs_dir() / "mine.json").write_text(content)
+    with pytest.raises(HymellError, match="hymell runs remove mine"):
+        own_store.load("mine")
+
+
+def test_an_offset_that_is_no_number_is_damage(graph: OpGraph) -> None:
+    saved = hymell.save_runs("mine", [slower(graph, 1, 512, 64, 1.3)], calibration="none")
+    content = saved.to_dict()
+    content["configurations"][0]["offsets"]["decode"] = "much"
+    (own_store.runs_dir() / "mine.json").write_text(json.dumps(content))
     with pytest.raises(HymellError, match="hymell runs remove mine"):
         own_store.load("mine")
 
@@ -478,3 +496,39 @@ def test_refused_runs_are_not_kept(run: Run, tmp_path: Path) -> None:
     assert status == 2
     assert "line 2" in err
     assert not own_store.runs_dir().exists()
+
+
+# --- the benchmark ---------------------------------------------------------------------------
+
+
+def configuration(model: str, factor: float, seed: int, spread: float = 0.02) -> Configuration:
+    """Six runs that take ``factor`` times the estimate, give or take ``spread``."""
+    random = np.random.default_rng(seed)
+    decode_s, ones = random.uniform(0.005, 0.05, 6), np.ones(6)
+    given_ = dict(zip(PRIORS, (0 * ones, decode_s, ones, 8 * ones), strict=True))
+    time_s = factor * decode_s * random.uniform(1 - spread, 1 + spread, 6)
+    return Configuration("h100-sxm", "vllm", model, 1, model, given_, time_s, decode_s / 2)
+
+
+def test_benchmark_judges_on_other_runs_and_chooses_on_other_campaigns() -> None:
+    far = Held("far", "", tuple(configuration(m, 1.5, at) for at, m in enumerate("ab")), 0)
+    near = Held("near", "", tuple(configuration(m, 1.0, at) for at, m in enumerate("cd")), 3)
+    result = judged([far, near])
+    first, second = result.lines
+    assert first.campaign == "far"
+    assert first.before[1] == pytest.approx(100 / 3, rel=0.05)
+    assert first.after[FACTORS][3] < first.after[FACTORS][1] < first.before[1]
+    # Chosen where runs are off by half, or where they are not off at all.
+    assert second.widths[FACTORS].factor > first.widths[FACTORS].factor
+    assert (first.configurations, first.runs) == (2, 12)
+    assert result.too_few == {"far": 0, "near": 3}
+    assert first.shared is not None
+
+
+def test_shipped_widths_are_those_that_the_benchmark_found() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "accuracy_own_runs.json").read_text()
+    found = json.loads(text)
+    widths = found["held_out_systems"]["widths"]
+    assert widths["shipped"] == widths["best_over_all_campaigns"] == WIDTHS
+    energy = found["reports"]["energy_width"]
+    assert energy["shipped"] == energy["best_over_all_lines"] == ENERGY_WIDTH

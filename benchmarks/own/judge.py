@@ -16,9 +16,12 @@ from own.rows import Array, Configuration, Held
 COUNTS: Final = (1, 2, 3)
 SEED: Final = 0
 #: Draws of two or three runs of a configuration; every run is the single one once.
-DRAWS: Final = 6
+DRAWS: Final = 8
 
-_FACTORS: Final = (0.0, 0.03, 0.06, 0.1, 0.15, 0.3)
+#: Configurations named per line.
+WORST: Final = 3
+
+_FACTORS: Final = (0.0, 0.03, 0.06, 0.1, 0.2)
 _STEPS_S: Final = (0.0, 5e-4, 1e-3, 2e-3)
 _SEQUENCES_S: Final = (0.0, 1e-5, 3e-5)
 
@@ -69,12 +72,23 @@ Errors = Mapping[int, float]
 
 
 @dataclass(frozen=True)
+class Worst:
+    """A configuration that stays far off: mean absolute errors in % before and after one run."""
+
+    model: str
+    n_gpus: int
+    runs: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class Line:
     """One GPU and engine of a campaign: mean absolute errors in %.
 
     ``before`` and ``after`` are over the runs that did not calibrate, by how many did; ``after``
     also by kind of offsets. ``shared``: of the time added per step and sequence that three runs of
-    another model say.
+    another model say. ``worst``: the configurations that are farthest off with one run.
     """
 
     campaign: str
@@ -88,6 +102,7 @@ class Line:
     widths: Mapping[str, Widths]
     shared: float | None
     shared_before: float | None
+    worst: Sequence[Worst]
 
 
 @dataclass(frozen=True)
@@ -191,21 +206,28 @@ def _line(
         widths=dict(chosen),
         shared=shared[1] if shared else None,
         shared_before=shared[0] if shared else None,
+        worst=_worst(mine, chosen[BOTH]),
     )
+
+
+def _worst(mine: Sequence[Configuration], form: Widths) -> list[Worst]:
+    found = [Worst(each.model, each.n_gpus, len(each), *_errors([each], 1, form)) for each in mine]
+    return sorted(found, key=lambda worst: -worst.after)[:WORST]
 
 
 def _errors(mine: Iterable[Configuration], count: int, form: Widths) -> tuple[float, float]:
     """Mean errors in % before and after, each configuration weighted by its runs."""
     pairs, weights = [], []
     for each in mine:
-        found = [_judge(each, rows, form) for rows in _draws(len(each), count)]
+        found = [_judge(each, rows, form) for rows in draws(len(each), count)]
         pairs.append(np.mean(found, axis=0))
         weights.append(len(each))
     before, after = np.average(pairs, axis=0, weights=weights)
     return 100 * float(before), 100 * float(after)
 
 
-def _draws(rows: int, count: int) -> Iterator[NDArray[Any]]:
+def draws(rows: int, count: int) -> Iterator[NDArray[Any]]:
+    """Positions of the runs that calibrate: each run once, or `DRAWS` draws of several."""
     if count == 1:
         yield from np.arange(rows)[:, None]
         return
@@ -230,7 +252,7 @@ def _shared(mine: Sequence[Configuration], form: Widths) -> tuple[float, float] 
     """Errors before and after of what is added by three runs of every other model in turn."""
     found, weights = [], []
     for giver in mine:
-        for rows in list(_draws(len(giver), 3))[:1]:
+        for rows in list(draws(len(giver), 3))[:1]:
             fitted = OffsetFit(form.of()).fit(*giver.take(rows))
             for taker in mine:
                 if taker.group != giver.group:

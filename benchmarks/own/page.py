@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from hymell.estimators.offset_fit import ENERGY_WIDTH
+from own.energy import EnergyResult
 from own.judge import ADDED, BOTH, COUNTS, DRAWS, FACTORS, SHIPPED, Line, Result
 from own.rows import JUDGES
 
@@ -28,9 +30,10 @@ campaigns: by the mean over them of log(error after / error before).
 """
 
 
-def page(result: Result) -> str:
+def page(result: Result, energy: EnergyResult) -> str:
     """The whole page."""
-    parts = [_INTRO.strip(), "", *_offsets(result), "", *_kinds(result), "", *_shared(result)]
+    parts = [_INTRO.strip(), "", *_offsets(result), "", *_worst(result), "", *_kinds(result)]
+    parts += ["", *_shared(result), "", *_energy(energy)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -59,6 +62,24 @@ def _offsets(result: Result) -> Iterator[str]:
         + ", ".join(f"{name} {count}" for name, count in result.too_few.items())
         + "."
     )
+
+
+def _worst(result: Result) -> Iterator[str]:
+    yield "## Farthest off with one run"
+    yield ""
+    yield (
+        "What one run cannot mend is what differs within a configuration: by batch, by length, by "
+        "task."
+    )
+    yield ""
+    yield "| campaign | GPU | engine | model and GPUs: error before, after (runs) |"
+    yield "|---|---|---|---|"
+    for line in result.lines:
+        named = "; ".join(
+            f"{each.model} on {each.n_gpus}: {each.before:.1f}, {each.after:.1f} ({each.runs})"
+            for each in line.worst
+        )
+        yield f"| {_where(line)} | {named} |"
 
 
 def _kinds(result: Result) -> Iterator[str]:
@@ -103,6 +124,36 @@ def _shared(result: Result) -> Iterator[str]:
         f"Nearer in {len(helped)} of {len(tried)} lines: hymell uses runs for the model that they "
         "are of, and for no other."
     )
+
+
+def _energy(result: EnergyResult) -> Iterator[str]:
+    yield "## Energy of served runs, as a report gives it"
+    yield ""
+    yield (
+        "ML.ENERGY v3, each run with its time and its energy per output token, as "
+        "`--calibrate-with` takes them. The estimate is that of a report: shipped calibrations and "
+        "systems, none fitted to these runs, so that time starts farther off than above; a report "
+        "has no prefill of other requests in its decode steps. Energy is at predicted time. The "
+        "width of the factor of energy is chosen on the models of the other kind."
+    )
+    yield ""
+    yield (
+        "| models | GPU | engine | configurations | runs | TPOT before | 1 / 2 / 3 runs "
+        "| energy before | 1 / 2 / 3 runs | width |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for line in result.lines:
+        after = [" / ".join(f"{e[n][1]:.1f}" for n in COUNTS) for e in (line.tpot, line.energy)]
+        yield (
+            f"| {line.kind} | {line.gpu} | {line.engine} | {line.configurations} | {line.runs} "
+            f"| {line.tpot[1][0]:.1f} | {after[0]} | {line.energy[1][0]:.1f} | {after[1]} "
+            f"| {line.width:g} |"
+        )
+    yield ""
+    yield f"hymell uses the width {ENERGY_WIDTH:g}; best over all lines: {result.best:g}."
+    yield ""
+    left = "; ".join(f"{why} {rows}" for why, rows in result.left_out.items())
+    yield f"Runs left out: {left or 'none'}."
 
 
 def _where(line: Line) -> str:

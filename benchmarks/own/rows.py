@@ -38,6 +38,7 @@ class Configuration:
     gpu: str
     library: str
     model: str
+    n_gpus: int
     group: str
     columns: dict[str, Array]
     time_s: Array
@@ -108,6 +109,7 @@ def _split(runs: Any, columns: dict[str, Array], group: NDArray[Any]) -> Iterato
             gpu=named["gpu"],
             library=named["library"],
             model=named["model"],
+            n_gpus=int(named["n_gpus"]),
             group=str(group[rows[0]]),
             columns={name: values[rows] for name, values in columns.items()},
             time_s=runs.time_s[rows],

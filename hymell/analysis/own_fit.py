@@ -13,7 +13,7 @@ from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import limits
-from hymell.estimators.offset_fit import PRIORS, OffsetFit, energy_factor
+from hymell.estimators.offset_fit import ENERGY_WIDTH, PRIORS, OffsetFit, energy_factor
 from hymell.estimators.offsets import Offsets
 from hymell.estimators.pipeline import energy_j
 from hymell.estimators.rollup import (
@@ -215,7 +215,7 @@ def _check_unit(run: OwnRun, plain: Mapping[str, float]) -> None:
         if measured is not None and not 1 / ABSURD < measured / plain[name] < ABSURD:
             raise HymellError(
                 f"{name}: {measured * 1e3:.4g} ms were measured where {plain[name] * 1e3:.4g} ms "
-                f"are estimated, too far apart for an offset; is the unit of the column right?"
+                "are estimated, too far apart for an offset; is the unit right, did nothing wait?"
             )
 
 
@@ -232,22 +232,23 @@ def fit_offsets(priced: Priced, source: str) -> Offsets:
         left_out = []
         for row in rows:
             rest = priced.take([other for other in rows if other != row])
-            left_out.append(_errors(priced.take([row]), _fitted(rest)))
+            left_out.append(_errors(priced.take([row]), fitted(rest)))
         after = _mean_errors(left_out)
-    return replace(_fitted(priced), source=source, rows=len(rows), before=before, after=after)
+    return replace(fitted(priced), source=source, rows=len(rows), before=before, after=after)
 
 
-def _fitted(priced: Priced) -> Offsets:
+def fitted(priced: Priced, energy_width: float = ENERGY_WIDTH) -> Offsets:
+    """The offsets of runs of one configuration; ``energy_width`` as of `energy_factor`."""
     columns, time_s = _equations(priced)
     found = OffsetFit().fit(columns, time_s).offsets_
     joules = priced.predicted(found)
     pairs = [
         (joules[_ENERGY][row], measured)
         for row, run in enumerate(priced.runs)
-        if (measured := _joules(run, joules["latency"][row])) is not None
+        if (measured := measured_energy_j(run, joules["latency"][row])) is not None
     ]
     estimated, measured_j = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-    return replace(found, energy=energy_factor(estimated, measured_j))
+    return replace(found, energy=energy_factor(estimated, measured_j, energy_width))
 
 
 def _equations(priced: Priced) -> tuple[dict[str, Array], Array]:
@@ -277,7 +278,7 @@ def _tpot_s(run: OwnRun) -> float | None:
     return left_s / (run.output - 1) if left_s > 0 else None
 
 
-def _joules(run: OwnRun, latency_s: float) -> float | None:
+def measured_energy_j(run: OwnRun, latency_s: float) -> float | None:
     """Measured energy of a run, that of a power over the estimated latency."""
     if run.energy_j is not None:
         return run.energy_j
@@ -298,7 +299,7 @@ def _errors(priced: Priced, offsets: Offsets) -> _Errors:
             "ttft": run.ttft_s,
             "tpot": run.tpot_s,
             "latency": run.latency_s,
-            _ENERGY: _joules(run, found["latency"][row]),
+            _ENERGY: measured_energy_j(run, found["latency"][row]),
         }
         for name, value in measured.items():
             if value is not None:

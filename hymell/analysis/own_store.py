@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from hymell.analysis.own_runs import Configuration, OwnRun, known_run, model_key
 from hymell.errors import HymellError
+from hymell.estimators.offset_fit import PRIORS
 from hymell.estimators.offsets import Offsets
 
 RUNS_DIR_VARIABLE: Final = "HYMELL_RUNS_DIR"
@@ -158,10 +159,20 @@ def configurations(runs: Sequence[OwnRun]) -> dict[Configuration, list[OwnRun]]:
 
 
 def _judged(entry: Mapping[str, Any]) -> Judged:
-    names = Configuration._fields
-    return Judged(
-        Configuration(**{name: entry[name] for name in names}), Offsets(**entry["offsets"])
+    configuration = Configuration(**{name: entry[name] for name in Configuration._fields})
+    kept = entry["offsets"]
+    offsets = Offsets(
+        **{name: float(kept[name]) for name in (*PRIORS, "energy")},
+        source=str(kept["source"]),
+        rows=int(kept["rows"]),
+        before=_errors(kept["before"]),
+        after=_errors(kept["after"]),
     )
+    return Judged(configuration, offsets)
+
+
+def _errors(kept: Mapping[str, Any] | None) -> dict[str, float] | None:
+    return None if kept is None else {str(name): float(kept[name]) for name in kept}
 
 
 def _file(name: str) -> Path:

@@ -14,13 +14,17 @@ Array: TypeAlias = NDArray[np.float64]
 def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     """The coefficients of least ``|rows @ coefficients - aims|``.
 
-    The best set of non-zero ones is found by trying all of them: exact, and no solver to import.
+    The best set of non-zero ones is found by trying all of them, unless all are positive anyway:
+    exact, and no solver to import.
     """
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0
     columns = rows / scale
+    free = np.linalg.lstsq(columns, aims, rcond=None)[0]
+    if (free >= 0).all():
+        return np.asarray(free / scale)
     best, least = np.zeros(rows.shape[1]), np.inf
-    for size in range(1, rows.shape[1] + 1):
+    for size in range(1, rows.shape[1]):
         for chosen in combinations(range(rows.shape[1]), size):
             part = columns[:, chosen]
             found = np.linalg.lstsq(part, aims, rcond=None)[0]

@@ -36,9 +36,6 @@ WIDTHS: Final[Mapping[str, float]] = {
 #: The same of the factor of energy.
 ENERGY_WIDTH: Final = 0.1
 
-#: Rounds in which the widths follow the offsets.
-_ROUNDS: Final = 12
-
 
 @dataclass
 class OffsetFit:
@@ -57,7 +54,8 @@ class OffsetFit:
         estimated seconds of prefill and of decode in it, its steps, its steps x sequences of one
         GPU.
         """
-        fitted = [name for name in PRIORS if self.widths[name]]
+        # What no time has a part in stays as it is believed.
+        fitted = [name for name in PRIORS if self.widths[name] and columns[name].any()]
         fixed = sum(PRIORS[name] * columns[name] for name in PRIORS if name not in fitted)
         prior = np.array([PRIORS[name] for name in fitted])
         width = np.array([self.widths[name] for name in fitted])
