@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import own_runs as benchmark
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own.judge import FACTORS, judged
+from own.energy import EnergyLine, EnergyResult
+from own.judge import COUNTS, FACTORS, judged
 from own.rows import Configuration, Held
 
 import hymell
 from hymell.analysis import own_store
-from hymell.analysis.own_fit import fit_offsets, least_s, price_runs
+from hymell.analysis.own_checks import least_s
+from hymell.analysis.own_fit import fit_offsets, price_runs
 from hymell.analysis.own_runs import OwnRun, read_runs
 from hymell.cli import main
 from hymell.cost_report import CostReport
@@ -181,7 +184,7 @@ def test_the_least_step_reads_the_weights_and_does_the_products(deployed: Deploy
         ({"tpot_s": 9.0}, "is the unit right"),
         ({"latency_s": 1.2, "power_w": 800.0}, "800 W is more than the 700 W"),
         ({"latency_s": 1.2, "energy_j": 900.0}, "750 W is more than the 700 W"),
-        ({"tpot_s": 0.01, "energy_per_token_j": 8.0}, "800 W is more than the 700 W"),
+        ({"latency_s": 1.28, "energy_per_token_j": 8.0}, "800 W is more than the 700 W"),
     ],
 )
 def test_an_impossible_run_is_refused_by_its_line(
@@ -190,6 +193,16 @@ def test_an_impossible_run_is_refused_by_its_line(
     run = OwnRun(MODEL, "h100-sxm", "vllm", 1024, 128, 1, where="mine.csv, line 7", **measured)
     with pytest.raises(HymellError, match=f"mine.csv, line 7: .*{message}"):
         price_runs(deployed, [run])
+
+
+def test_an_encoder_decodes_nothing() -> None:
+    encoder = deploy(
+        hymell.trace("bert-large-uncased"), gpu=find_gpu("h100-sxm"), engine=get_engine("eager")
+    )
+    run = OwnRun("bert-large-uncased", "h100-sxm", "eager", 128, 8, 1, latency_s=0.02)
+    with pytest.raises(HymellError, match="does not generate; its runs have an output of 1"):
+        price_runs(encoder, [run])
+    assert len(price_runs(encoder, [replace(run, output=1)]).runs) == 1
 
 
 # --- the fit ---------------------------------------------------------------------------------
@@ -525,10 +538,28 @@ def test_benchmark_judges_on_other_runs_and_chooses_on_other_campaigns() -> None
     assert first.shared is not None
 
 
-def test_shipped_widths_are_those_that_the_benchmark_found() -> None:
+def test_benchmark_writes_the_page_and_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = Held("far", "", tuple(configuration(m, 1.5, at) for at, m in enumerate("ab")), 0)
+    near = Held("near", "", tuple(configuration(m, 1.0, at) for at, m in enumerate("cd")), 3)
+    errors = {count: (50.0, 20.0 / count) for count in COUNTS}
+    line = EnergyLine("MoE", "h100-sxm", "vllm", 2, 12, 0.4, errors, errors)
+    monkeypatch.setattr(benchmark, "campaigns", lambda _: [far, near])
+    monkeypatch.setattr(benchmark, "judged_energy", lambda: EnergyResult([line], 0.4, {"odd": 7}))
+    assert benchmark.main(["--out", str(tmp_path)]) == 0
+    page = (tmp_path / "accuracy_own_runs.md").read_text()
+    content = json.loads((tmp_path / "accuracy_own_runs.json").read_text())
+    first = content["held_out_systems"]["records"][0]
+    assert (first["set"], first["rows"], first["calibrating_runs"]) == ("far", 12, 1)
+    assert f"| far | h100-sxm | vllm | 2 | 12 | {first['data_sheet']:.1f} |" in page
+    assert "20.0 / 10.0 / 6.7" in page
+    assert "odd 7" in page
+    assert content["reports"]["records"][0]["after"] == 20
+
+
+def test_the_page_speaks_of_the_widths_that_are_used() -> None:
     text = (Path(__file__).parents[1] / "docs" / "accuracy_own_runs.json").read_text()
     found = json.loads(text)
-    widths = found["held_out_systems"]["widths"]
-    assert widths["shipped"] == widths["best_over_all_campaigns"] == WIDTHS
-    energy = found["reports"]["energy_width"]
-    assert energy["shipped"] == energy["best_over_all_lines"] == ENERGY_WIDTH
+    assert found["held_out_systems"]["widths"]["shipped"] == WIDTHS
+    assert found["reports"]["energy_width"]["shipped"] == ENERGY_WIDTH

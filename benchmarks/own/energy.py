@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 import hymell
-from hymell.analysis.own_fit import Priced, fitted, measured_energy_j, price_runs
+from hymell.analysis.own_fit import Priced, fitted, price_runs
 from hymell.analysis.own_runs import OwnRun
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
@@ -35,7 +35,7 @@ _KEYS: Final = ("gpu", "engine", "dtype", "model", "zoo", "tp", "ep", "dp")
 _REFUSALS: Final = ("faster than the data sheet", "a mean power", "too far apart")
 
 #: Widths of the prior of the factor of energy that compete.
-ENERGY_WIDTHS: Final = (0.03, 0.06, 0.1, 0.2, 0.4)
+ENERGY_WIDTHS: Final = (0.1, 0.2, 0.4, 0.8)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _judge(priced: Priced, rows: list[int], width: float) -> list[float]:
     """Errors of TPOT and energy before, then after, of the runs that do not calibrate."""
     others = priced.take([row for row in range(len(priced.runs)) if row not in rows])
     tpot_s = np.array([run.tpot_s for run in others.runs], dtype=np.float64)
-    joules = np.array([measured_energy_j(run, 0.0) for run in others.runs], dtype=np.float64)
+    joules = np.array([run.measured_j(0.0) for run in others.runs], dtype=np.float64)
     errors: list[float] = []
     for offsets in (Offsets(), fitted(priced.take(rows), width)):
         found = others.predicted(offsets)

@@ -1,18 +1,17 @@
-"""Own runs held against the estimate of their configuration: what cannot be, and what is offset."""
+"""Own runs held against the estimate of their configuration: which are of it, what they say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 
+from hymell.analysis.own_checks import check_run
 from hymell.analysis.own_runs import OwnRun, model_key
-from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment
 from hymell.estimators.energy import PowerModel
-from hymell.estimators.level1.roofline import limits
 from hymell.estimators.offset_fit import ENERGY_WIDTH, PRIORS, OffsetFit, energy_factor
 from hymell.estimators.offsets import Offsets
 from hymell.estimators.pipeline import energy_j
@@ -23,11 +22,7 @@ from hymell.estimators.rollup import (
     prefill_totals,
 )
 from hymell.hardware import find_gpu
-from hymell.op_registry.primitives import Experts, Gemm, GroupedGemm, at
 from hymell.workload import Precision
-
-#: A time that is so many times the estimate, or so many times shorter, has another unit.
-ABSURD: Final = 10.0
 
 #: Configurations that a warning lists.
 _SHOWN: Final = 3
@@ -129,94 +124,8 @@ def price_runs(model: Deployment, runs: Sequence[OwnRun]) -> Priced:
     priced = Priced(model, tuple(runs), prefill, decode, B, output - 1)
     plain = priced.predicted(Offsets())
     for row, run in enumerate(runs):
-        try:
-            _check_fast(model, run)
-            _check_power(model, run)
-            _check_unit(run, {name: float(values[row]) for name, values in plain.items()})
-        except HymellError as error:
-            raise HymellError(f"{run.where}: {error}") from None
+        check_run(model, run, {name: float(values[row]) for name, values in plain.items()})
     return priced
-
-
-def least_s(model: Deployment, run: OwnRun) -> tuple[float, float]:
-    """Least seconds of the prefill and of one decode step that the data sheet allows.
-
-    What no engine can avoid: each step reads the weights that one token meets, but for those that
-    the L2 cache may hold, and multiplies every token by them. Attention, embeddings, experts beyond
-    one token's, launches and communication are left out.
-    """
-    return (
-        _least_step_s(model, model.region_index("prefill", run.batch, run.prompt, 0), run, True),
-        0.0 if run.output == 1 else _least_step_s(model, _decode_index(model, run), run, False),
-    )
-
-
-def _decode_index(model: Deployment, run: OwnRun) -> int:
-    if model.encoder_decoder:
-        source = int(min(run.prompt, model.longest_source))
-        return model.region_index("decode", run.batch, source, 1)
-    return model.region_index("decode", run.batch, 1, run.prompt)
-
-
-def _least_step_s(model: Deployment, index: int, run: OwnRun, prefill: bool) -> float:
-    S, L = (run.prompt, 0) if prefill else (1, run.prompt)
-    work_s = read = 0.0
-    for kernel in model.lowered(index).kernels:
-        if isinstance(kernel.primitive, Gemm | Experts | GroupedGemm):
-            whole = at(kernel.primitive, run.batch, S, L)
-            work_s += kernel.repeat * float(limits(whole, model.gpu).matrix_s)
-            token = at(kernel.primitive, run.parallel.batch_parts, 1, L)
-            read += kernel.repeat * float(token.weight_bytes)
-    beyond_l2 = max(read - model.gpu.l2_bytes, 0.0)
-    return max(work_s, beyond_l2 / model.gpu.memory_bandwidth_bytes_per_s)
-
-
-def _check_fast(model: Deployment, run: OwnRun) -> None:
-    prefill_s, step_s = least_s(model, run)
-    whole_s = prefill_s + (run.output - 1) * step_s
-    for name, least in (("ttft_s", prefill_s), ("tpot_s", step_s), ("latency_s", whole_s)):
-        measured = getattr(run, name)
-        if measured is not None and measured < least:
-            raise HymellError(
-                f"{name.removesuffix('_s').upper() if name != 'latency_s' else 'latency'} "
-                f"{measured * 1e3:.4g} ms is faster than the data sheet of {model.gpu.name} allows "
-                f"({least * 1e3:.4g} ms); did the run do all its work, and is the unit right?"
-            )
-
-
-def _check_power(model: Deployment, run: OwnRun) -> None:
-    watts = _watts(run)
-    limit_w = model.gpu.tdp_w * run.parallel.gpus
-    if watts is not None and watts > limit_w:
-        gpus = f"{run.parallel.gpus} x " if run.parallel.gpus > 1 else ""
-        raise HymellError(
-            f"a mean power of {watts:.4g} W is more than the {limit_w:.4g} W that "
-            f"{gpus}{model.gpu.name} may draw; is the energy that of the GPUs alone?"
-        )
-
-
-def _watts(run: OwnRun) -> float | None:
-    """Mean power of a run, None where it does not follow from what was measured."""
-    if run.power_w is not None:
-        return run.power_w
-    if run.energy_j is not None and run.whole_s is not None:
-        return run.energy_j / run.whole_s
-    if run.energy_per_token_j is None:
-        return None
-    tokens = run.batch * run.output
-    if run.whole_s is not None:
-        return run.energy_per_token_j * tokens / run.whole_s
-    return None if run.tpot_s is None else run.energy_per_token_j * run.batch / run.tpot_s
-
-
-def _check_unit(run: OwnRun, plain: Mapping[str, float]) -> None:
-    for name in ("ttft", "tpot", "latency"):
-        measured = getattr(run, f"{name}_s")
-        if measured is not None and not 1 / ABSURD < measured / plain[name] < ABSURD:
-            raise HymellError(
-                f"{name}: {measured * 1e3:.4g} ms were measured where {plain[name] * 1e3:.4g} ms "
-                "are estimated, too far apart for an offset; is the unit right, did nothing wait?"
-            )
 
 
 def fit_offsets(priced: Priced, source: str) -> Offsets:
@@ -245,7 +154,7 @@ def fitted(priced: Priced, energy_width: float = ENERGY_WIDTH) -> Offsets:
     pairs = [
         (joules[_ENERGY][row], measured)
         for row, run in enumerate(priced.runs)
-        if (measured := measured_energy_j(run, joules["latency"][row])) is not None
+        if (measured := run.measured_j(joules["latency"][row])) is not None
     ]
     estimated, measured_j = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     return replace(found, energy=energy_factor(estimated, measured_j, energy_width))
@@ -278,15 +187,6 @@ def _tpot_s(run: OwnRun) -> float | None:
     return left_s / (run.output - 1) if left_s > 0 else None
 
 
-def measured_energy_j(run: OwnRun, latency_s: float) -> float | None:
-    """Measured energy of a run, that of a power over the estimated latency."""
-    if run.energy_j is not None:
-        return run.energy_j
-    if run.energy_per_token_j is not None:
-        return run.energy_per_token_j * run.batch * run.output
-    return None if run.power_w is None else run.power_w * latency_s
-
-
 _Errors = dict[str, list[float]]
 
 
@@ -299,7 +199,7 @@ def _errors(priced: Priced, offsets: Offsets) -> _Errors:
             "ttft": run.ttft_s,
             "tpot": run.tpot_s,
             "latency": run.latency_s,
-            _ENERGY: measured_energy_j(run, found["latency"][row]),
+            _ENERGY: run.measured_j(found["latency"][row]),
         }
         for name, value in measured.items():
             if value is not None:

@@ -144,6 +144,14 @@ class OwnRun:
             return self.ttft_s + (self.output - 1) * self.tpot_s
         return None
 
+    def measured_j(self, latency_s: float) -> float | None:
+        """Measured energy of the run in J, that of a power over ``latency_s``; None without."""
+        if self.energy_j is not None:
+            return self.energy_j
+        if self.energy_per_token_j is not None:
+            return self.energy_per_token_j * self.batch * self.output
+        return None if self.power_w is None else self.power_w * latency_s
+
     @property
     def configuration(self) -> Configuration:
         """What offsets belong to."""

@@ -34,7 +34,7 @@ WIDTHS: Final[Mapping[str, float]] = {
 }
 
 #: The same of the factor of energy.
-ENERGY_WIDTH: Final = 0.1
+ENERGY_WIDTH: Final = 0.8
 
 
 @dataclass
