@@ -23,7 +23,7 @@ from hymell.analysis import own_store
 from hymell.analysis.own_checks import least_s
 from hymell.analysis.own_fit import fit_offsets, price_runs
 from hymell.analysis.own_runs import OwnRun, read_runs
-from hymell.cli import main
+from hymell.cli import complete, main
 from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
@@ -391,6 +391,7 @@ def test_kept_runs_come_back_and_calibrate(graph: OpGraph, tmp_path: Path) -> No
     saved = hymell.save_runs("mine", runs, calibration="none")
     assert own_store.load("mine") == saved
     assert own_store.saved_names() == ("mine",)
+    assert (complete.runs("m"), complete.runs("x")) == (["mine"], [])
     kept = plain(graph, 8, 512, 64, calibrated="mine")
     given_ = plain(graph, 8, 512, 64, calibrate_with=runs)
     assert kept.latency_s == given_.latency_s

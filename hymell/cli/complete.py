@@ -26,5 +26,12 @@ def models(incomplete: str) -> list[str]:
     return _begins((name for m in list_models() for name in (m.name, *m.ids)), incomplete)
 
 
+def runs(incomplete: str) -> list[str]:
+    """Names of kept runs that begin so."""
+    from hymell.analysis.own_store import saved_names
+
+    return _begins(saved_names(), incomplete)
+
+
 def _begins(names: Iterable[str], text: str) -> list[str]:
     return [name for name in names if name.casefold().startswith(text.casefold())]

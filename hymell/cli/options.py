@@ -105,6 +105,7 @@ Calibrated = Annotated[
     typer.Option(
         "--calibrated",
         metavar="NAME",
+        autocompletion=complete.runs,
         help="The same with runs that `hymell runs add` keeps.",
         show_default=False,
         rich_help_panel=_RUN,

@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-from hymell.cli import options
+from hymell.cli import complete, options
 from hymell.cli.output import Output, emit
 from hymell.cli.progress import progress
-
-_Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="What the runs are called.", show_default=False)
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 
 def add(
-    name: _Name,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What to call the runs.", show_default=False)
+    ],
     runs: Annotated[
         Path,
         typer.Argument(
@@ -88,7 +86,17 @@ def list_(
     return 0
 
 
-def remove(name: _Name) -> int:
+def remove(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="What the runs are called.",
+            autocompletion=complete.runs,
+            show_default=False,
+        ),
+    ],
+) -> int:
     """Forget the runs of a name."""
     from hymell.analysis import own_store
 
