@@ -110,7 +110,7 @@ def test_a_bound_is_weights_over_bandwidth_and_products_over_the_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    "unknown", [{"zoo": ""}, {"gpu": "amd-mi210"}, {"dtype": "w1a1"}, {"n_gpus": float("nan")}]
+    "unknown", [{"zoo": ""}, {"gpu": "amd-mi355x"}, {"dtype": "w1a1"}, {"n_gpus": float("nan")}]
 )
 def test_there_is_no_bound_without_its_facts(unknown: dict[str, Any]) -> None:
     facts = {"zoo": "llama-3-8b", "gpu": "h100-sxm", "dtype": "float16", "n_gpus": 1.0}
@@ -428,8 +428,8 @@ def test_neusight_keeps_forward_passes_and_what_peers_say_of_them(tmp_path: Path
     )
     table = read_runs("neusight", tmp_path)
     assert values(table, "zoo", "engine", "ttft_s", "p_habitat_s") == [
-        ("bert-large-uncased", "eager", 1.0, 0.9),
-        ("bert-large-uncased", "compile", 1.0, 0.9),
+        ("bert-large-classifier", "eager", 1.0, 0.9),
+        ("bert-large-classifier", "compile", 1.0, 0.9),
     ]
     assert dropped(table) == {"training": 1, "withheld": 1}
 

@@ -27,6 +27,7 @@ _MAPPINGS = (
     ),
     ("AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
     ("AutoModel", "MODEL_MAPPING_NAMES"),
+    ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
 )
 #: The level of `logging.ERROR`.
 _ERROR_LEVEL = 40

@@ -15,6 +15,8 @@ _GPUS: Final[Mapping[str, str]] = {
     "A100-40": "a100-sxm-40gb",
     "A100-80": "a100-sxm-80gb",
     "A100-PCIe80": "a100-pcie-80gb",
+    # PyTorch sees each of the two dies as a device.
+    "AMD_Instinct_MI250": "mi250",
     "RTX6000Ada": "rtx-6000-ada",
     "RTXPRO6000": "rtx-pro-6000-server",
 }
@@ -42,7 +44,7 @@ _MODELS: Final[Mapping[str, str]] = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": "llama-4-maverick",
     "zhipuai/GLM-5": "glm-5",
     "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
-    "bert_large": "bert-large-uncased",
+    "bert_large": "bert-large-classifier",
     "gpt2_large": "gpt2-large",
     "opt_13": "opt-1.3b",
     "metaai/llama-7B": "llama-7b",
