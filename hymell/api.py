@@ -200,6 +200,7 @@ def predict(
     Raises HymellError for bad input.
     """
     from hymell.estimators.calibrated import choose
+    from hymell.estimators.eager import in_eager
     from hymell.estimators.predict import predict_graph
     from hymell.hardware import find_gpu
     from hymell.op_registry.engines import get_engine
@@ -207,7 +208,7 @@ def predict(
     precision = Precision.of(dtype, kv_dtype)
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
-    estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    fitted = choose(chosen_gpu, chosen_engine.name, calibration)
     runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,
@@ -217,6 +218,9 @@ def predict(
         trust_remote_code=trust_remote_code,
         use_cache=use_cache,
         progress=progress,
+    )
+    estimator, chosen_engine = in_eager(
+        fitted, graph, chosen_gpu, chosen_engine, calibration, precision
     )
     setup: dict[str, Any] = {
         "gpu": chosen_gpu,
@@ -300,6 +304,7 @@ def save_runs(
     from hymell.analysis.own_fit import fit_offsets, price_runs
     from hymell.analysis.own_store import Judged, SavedRuns, check_free, configurations, save
     from hymell.estimators.calibrated import choose
+    from hymell.estimators.eager import in_eager
     from hymell.estimators.predict import deploy
     from hymell.hardware import find_gpu
     from hymell.op_registry.engines import get_engine
@@ -316,12 +321,15 @@ def save_runs(
             use_cache=use_cache,
             progress=progress,
         )
+        precision = Precision.of(configuration.dtype)
+        fitted = choose(gpu, engine.name, calibration)
+        estimator, engine = in_eager(fitted, graph, gpu, engine, calibration, precision)
         deployed = deploy(
             graph,
             gpu=gpu,
             engine=engine,
-            precision=Precision.of(configuration.dtype),
-            estimator=choose(gpu, engine.name, calibration),
+            precision=precision,
+            estimator=estimator,
             parallel=mine[0].parallel,
         )
         judged.append(Judged(configuration, fit_offsets(price_runs(deployed, mine), name)))
@@ -370,6 +378,7 @@ def sweet_spot(
     from hymell.analysis.sweet_spot import LENGTHS, check_choice, check_lengths, find_sweet_spot
     from hymell.analysis.traffic import traffic_of
     from hymell.estimators.calibrated import choose
+    from hymell.estimators.eager import in_eager
     from hymell.hardware import find_gpu
     from hymell.op_registry.engines import get_engine
 
@@ -382,7 +391,7 @@ def sweet_spot(
     precision = Precision.of(dtype, kv_dtype)
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
-    estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    fitted = choose(chosen_gpu, chosen_engine.name, calibration)
     runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,
@@ -392,6 +401,9 @@ def sweet_spot(
         progress=progress,
     )
     (progress or _silent)("pricing the grid")
+    estimator, chosen_engine = in_eager(
+        fitted, graph, chosen_gpu, chosen_engine, calibration, precision
+    )
     setup: dict[str, Any] = {
         "gpu": chosen_gpu,
         "engine": chosen_engine,
