@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hymell._version import __version__
 
 if TYPE_CHECKING:
+    from hymell.analysis.serving import Serving
     from hymell.analysis.sweet_spot import SweetSpot
-    from hymell.api import predict, save_runs, sweet_spot, trace
+    from hymell.api import predict, save_runs, serve, sweet_spot, trace
     from hymell.cost_report import CostReport
     from hymell.errors import HymellError
     from hymell.op_registry import keep_whole, lowers
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "CostReport": "hymell.cost_report",
     "HymellError": "hymell.errors",
+    "Serving": "hymell.analysis.serving",
     "SweetSpot": "hymell.analysis.sweet_spot",
     "Workload": "hymell.workload",
     "keep_whole": "hymell.op_registry",
     "lowers": "hymell.op_registry",
     "predict": "hymell.api",
     "save_runs": "hymell.api",
+    "serve": "hymell.api",
     "sweet_spot": "hymell.api",
     "trace": "hymell.api",
 }
@@ -40,6 +43,7 @@ _HOMES = {
 __all__ = [
     "CostReport",
     "HymellError",
+    "Serving",
     "SweetSpot",
     "Workload",
     "__version__",
@@ -47,6 +51,7 @@ __all__ = [
     "lowers",
     "predict",
     "save_runs",
+    "serve",
     "sweet_spot",
     "trace",
 ]

@@ -1,5 +1,5 @@
 """The calls that do everything: `trace` a model, `predict` what a workload of it costs, find its
-`sweet_spot`, and `save_runs` of one's own to calibrate with.
+`sweet_spot`, `serve` requests as they come, and `save_runs` of one's own to calibrate with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+    from hymell.analysis.arrivals import Arrivals
     from hymell.analysis.own_runs import OwnRun
     from hymell.analysis.own_store import SavedRuns
+    from hymell.analysis.serving import Serving
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.analysis.traffic import Traffic
     from hymell.estimators.offsets import Offsets
@@ -426,3 +428,75 @@ def sweet_spot(
         **setup,
     )
     return replace(spot, warnings=(*spot.warnings, *warnings))
+
+
+def serve(
+    model: Model | OpGraph,
+    *,
+    gpu: str | os.PathLike[str] = "h100-sxm",
+    engine: str = "vllm",
+    arrivals: Arrivals | None = None,
+    rate: float = 1.0,
+    requests: int = 256,
+    prompt: int = 1024,
+    output: int = 128,
+    seed: int = 0,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    skew: float = 0.0,
+    kv_pool_bytes: float | None = None,
+    calibration: CalibrationChoice = "auto",
+    tp: int = 1,
+    ep: int = 1,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> Serving:
+    """What requests wait for and get from a server that batches continuously, by simulation.
+
+    ``requests`` of ``prompt`` and ``output`` tokens come as a Poisson process of ``rate`` per
+    second, the same for the same ``seed``; or ``arrivals``, a CSV file with the columns arrival_s,
+    prompt and output or such tuples, says when and how long. ``max_num_seqs`` requests run together
+    at most, a step has ``max_num_batched_tokens`` tokens at most: set both as the server's are;
+    with ``ep`` beside ``tp`` 1 both are those of one replica. The other arguments are those of
+    `predict`. Nothing is random but the arrivals. Raises HymellError for bad input, an
+    engine that does not batch continuously, and a request that does not fit the GPU.
+    """
+    from hymell.analysis.arrivals import arrivals_of, poisson
+    from hymell.analysis.serving import find_serving
+    from hymell.estimators.calibrated import choose
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    # All of it before the trace, which can take long.
+    coming = (
+        poisson(rate, requests, prompt, output, seed) if arrivals is None else arrivals_of(arrivals)
+    )
+    precision = Precision.of(dtype, kv_dtype)
+    parallel = Parallel(tp, ep)
+    chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    estimator = choose(chosen_gpu, chosen_engine.name, calibration)
+    graph = _graph_of(
+        model,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        use_cache=use_cache,
+        progress=progress,
+    )
+    (progress or _silent)("serving the requests")
+    return find_serving(
+        graph,
+        coming,
+        gpu=chosen_gpu,
+        engine=chosen_engine,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        precision=precision,
+        skew=skew,
+        kv_pool_bytes=kv_pool_bytes,
+        estimator=estimator,
+        parallel=parallel,
+    )

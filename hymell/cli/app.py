@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import doctor, lists, measured, ops, priced, runs, sweetspot
+from hymell.cli import doctor, lists, measured, ops, priced, runs, serve, sweetspot
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -53,6 +53,7 @@ def _hymell(
 priced.register(app)
 ops.register(app)
 sweetspot.register(app)
+serve.register(app)
 lists.register(app)
 measured.register(app)
 doctor.register(app)
