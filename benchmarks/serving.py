@@ -27,8 +27,6 @@ from hymell.analysis.arrivals import Arrival
 from hymell.analysis.serving import Serving, find_serving
 from hymell.errors import HymellError
 from hymell.estimators.calibrated import choose
-from hymell.estimators.level3.system import System
-from hymell.estimators.level3.terms import TERMS
 from hymell.hardware import find_gpu
 from hymell.measure.e2e import read_runs
 from hymell.op_registry.engines import get_engine
@@ -92,8 +90,8 @@ def _trace(zoo: str) -> hymell.OpGraph:
     return hymell.trace(zoo)
 
 
-def served(run: Bench, calibration: str = "auto", comm: float | None = None) -> Serving:
-    """The simulation of a run; ``comm`` multiplies exchanges."""
+def served(run: Bench, calibration: str = "auto", exchanges: float = 1.0) -> Serving:
+    """The simulation of a run; ``exchanges`` multiplies what messages between GPUs take."""
     gpu, engine = find_gpu(run.first("gpu")), get_engine(run.first("engine"))
     columns = (run.rows[name] for name in ("arrival_s", "prompt", "output"))
     requests = [Arrival(float(t), int(p), int(o)) for t, p, o in zip(*columns, strict=True)]
@@ -107,20 +105,13 @@ def served(run: Bench, calibration: str = "auto", comm: float | None = None) -> 
         kv_pool_bytes=POOL_BYTES.get(gpu.name),
         estimator=choose(gpu, engine.name, calibration),
         parallel=run.parallel,
-        system=None if comm is None else _system(gpu.name, engine, comm),
+        exchanges=exchanges,
     )
-
-
-def _system(gpu: str, engine: Any, comm: float) -> System:
-    """Typical work per step, exchanges multiplied, everything else as alone."""
-    values = {"comm": comm, "step_s": engine.overheads.step_s, "gqa": 0.0}
-    assert set(values) <= set(TERMS)
-    return System(engine.name, gpu, "LLMServingSim", values, 1, (), 0.0, 0.0)
 
 
 def exchanges_of(run: Bench) -> float:
     """The multiplier of exchanges at which the mean time per token of a run is as measured."""
-    means = [_mean(served(run, comm=value)) for value in _TRIED]
+    means = [_mean(served(run, exchanges=value)) for value in _TRIED]
     return float(np.interp(run.mean_s("tpot_s"), means, _TRIED))
 
 
@@ -137,7 +128,7 @@ def records(runs: list[Bench]) -> Iterator[dict[str, Any]]:
         answers = {SHEET: served(run, "none"), PLAIN: served(run)}
         others = [v for name, v in fitted.items() if name != run.name and run.exchanges]
         if others:
-            answers[COMM] = served(run, comm=float(np.mean(others)))
+            answers[COMM] = served(run, exchanges=float(np.mean(others)))
         for name, found in answers.items():
             for what in ("tpot", "ttft"):
                 measured = run.rows[f"{what}_s"].to_numpy(float)

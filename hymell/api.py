@@ -450,6 +450,7 @@ def serve(
     calibration: CalibrationChoice = "auto",
     tp: int = 1,
     ep: int = 1,
+    exchanges: float = 1.0,
     revision: str | None = None,
     trust_remote_code: bool = False,
     use_cache: bool = True,
@@ -461,9 +462,10 @@ def serve(
     second, the same for the same ``seed``; or ``arrivals``, a CSV file with the columns arrival_s,
     prompt and output or such tuples, says when and how long. ``max_num_seqs`` requests run together
     at most, a step has ``max_num_batched_tokens`` tokens at most: set both as the server's are;
-    with ``ep`` beside ``tp`` 1 both are those of one replica. The other arguments are those of
-    `predict`. Nothing is random but the arrivals. Raises HymellError for bad input, an
-    engine that does not batch continuously, and a request that does not fit the GPU.
+    with ``ep`` beside ``tp`` 1 both are those of one replica. ``exchanges`` multiplies what
+    messages between GPUs are estimated to take. The other arguments are those of `predict`. Nothing
+    is random but the arrivals. Raises HymellError for bad input, an engine that does not batch
+    continuously, and a request that does not fit the GPU.
     """
     from hymell.analysis.arrivals import arrivals_of, poisson
     from hymell.analysis.serving import find_serving
@@ -499,4 +501,5 @@ def serve(
         kv_pool_bytes=kv_pool_bytes,
         estimator=estimator,
         parallel=parallel,
+        exchanges=exchanges,
     )

@@ -279,6 +279,19 @@ def test_more_load_takes_longer(graph: OpGraph) -> None:
     assert fast.mean_running <= 16
 
 
+def test_exchanges_take_as_much_longer_as_asked(graph: OpGraph) -> None:
+    requests = [Arrival(0.0, 200, 20)]
+    once, twice, thrice = (
+        hymell.serve(graph, arrivals=requests, tp=2, exchanges=x).duration_s for x in (1, 2, 3)
+    )
+    assert once < twice
+    assert thrice - twice == pytest.approx(twice - once, rel=1e-6)
+    alone = [hymell.serve(graph, arrivals=requests, exchanges=x).duration_s for x in (1, 3)]
+    assert alone[0] == alone[1]
+    with pytest.raises(HymellError, match="not -1"):
+        hymell.serve(graph, arrivals=requests, exchanges=-1)
+
+
 def test_replicas_of_experts_are_served() -> None:
     requests = [Arrival(0.1 * i, 200, 20) for i in range(12)]
     found = hymell.serve("olmoe-1b-7b", ep=2, arrivals=requests)

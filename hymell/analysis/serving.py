@@ -7,7 +7,7 @@ model's own kernels (`hymell.estimators.step_prices`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +23,6 @@ from hymell.analysis.scheduler import (
 )
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment, Estimator
-from hymell.estimators.level3.system import System
 from hymell.estimators.memory import cache_bytes, is_serving, memory_cost
 from hymell.estimators.predict import deploy, predict_graph
 from hymell.estimators.step_prices import Curve, price_steps
@@ -37,6 +36,9 @@ SCHEMA_VERSION = 1
 #: vLLM's own where a card has less than 70 GB; larger servers are started with 8192.
 MAX_NUM_BATCHED_TOKENS: Final = 2048
 MAX_NUM_SEQS: Final = 256
+
+#: A larger multiple of exchanges is taken for a mistake.
+MOST_EXCHANGES: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +124,19 @@ def find_serving(
     kv_pool_bytes: float | None = None,
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
-    system: System | None = None,
+    exchanges: float = 1.0,
 ) -> Serving:
     """Requests served by a traced model; arguments as `hymell.serve` explains them.
 
-    ``system`` takes the place of what the estimator brings. Raises HymellError for limits that make
-    no sense, an engine that does not batch continuously, a model that cannot be served, weights
-    that leave no room, and a request that does not fit.
+    Raises HymellError for limits that make no sense, an engine that does not batch continuously, a
+    model that cannot be served, weights that leave no room, and a request that does not fit.
     """
     check_limits(max_num_seqs, max_num_batched_tokens)
+    if not 0 < exchanges <= MOST_EXCHANGES:
+        raise HymellError(
+            f"exchanges take more than 0 and up to {MOST_EXCHANGES:g} times what is estimated, "
+            f"not {exchanges:g}"
+        )
     if not is_serving(engine):
         raise HymellError(
             f"{engine.name} runs one batch to its end: choose vllm, sglang or trtllm to serve"
@@ -144,11 +150,15 @@ def find_serving(
         "parallel": parallel,
     }
     model = deploy(graph, **setup)
-    if system is not None:
-        model = replace(model, system=system)
     longest = max(r.prompt + r.output for r in requests)
     replicas = parallel.replicas
-    prices = price_steps(model, replicas * max_num_batched_tokens, replicas * max_num_seqs, longest)
+    prices = price_steps(
+        model,
+        replicas * max_num_batched_tokens,
+        replicas * max_num_seqs,
+        longest,
+        exchanges,
+    )
     pool = _pool_bytes(model, max_num_batched_tokens, kv_pool_bytes)
     limits = Limits(max_num_seqs, max_num_batched_tokens, pool, _kv_bytes(model, longest))
     run = simulate(requests, limits, prices, replicas)
@@ -176,6 +186,11 @@ def find_serving(
                 if name not in ("batch", "prompt", "output", "ttft", "energy", "cost")
             },
             **_ASSUMED,
+            **(
+                {}
+                if exchanges == 1
+                else {"exchanges": f"x {exchanges:g} of the estimate, as asked"}
+            ),
         },
         warnings=report.warnings,
         not_understood=tuple(op for op, _, _ in report.coverage.unknown),

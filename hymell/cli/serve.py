@@ -109,6 +109,16 @@ def serve(
     calibration: options.Calibration = "auto",
     tp: options.Tp = 1,
     ep: options.Ep = 1,
+    exchanges: Annotated[
+        float,
+        typer.Option(
+            "--exchanges",
+            metavar="X",
+            help="Messages between GPUs take X times their estimate: 2.3 as measured on two RTX "
+            "PRO 6000 over PCIe.",
+            rich_help_panel="Several GPUs",
+        ),
+    ] = 1.0,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
     no_cache: options.NoCache = False,
@@ -155,6 +165,7 @@ def serve(
             calibration=calibration,
             tp=parallel.tp,
             ep=parallel.ep,
+            exchanges=exchanges,
             revision=revision,
             trust_remote_code=trust_remote_code,
             use_cache=not no_cache,

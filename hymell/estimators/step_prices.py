@@ -158,13 +158,18 @@ def _mixed(decode_s: Curve, prefill_s: Curve, share: float, tokens: float) -> fl
 
 
 def price_steps(
-    model: Deployment, most_tokens: int, most_sequences: int, longest: int
+    model: Deployment,
+    most_tokens: int,
+    most_sequences: int,
+    longest: int,
+    exchanges: float = 1.0,
 ) -> StepPrices:
     """Prices of steps of up to ``most_tokens`` tokens and ``most_sequences`` sequences of all
     replicas, none longer than ``longest``.
 
-    Raises HymellError for a model that does not generate, one that encodes a prompt apart, stages
-    of layers, and lengths that no traced region holds.
+    ``exchanges`` multiplies what exchanges between GPUs take. Raises HymellError for a model that
+    does not generate, one that encodes a prompt apart, stages of layers, and lengths that no traced
+    region holds.
     """
     name = model.graph.facts.name
     if "decode" not in model.graph.phases():
@@ -192,8 +197,15 @@ def price_steps(
 
     at = Steps(tokens, one, 64 * one, 64 * one)
 
+    def between(kernel: Kernel) -> bool:
+        return group_of(kernel.primitive) == "comm"
+
     def by_tokens(wanted: Callable[[Kernel], bool], phase: Phase) -> Curve:
-        return Curve(tokens.tolist(), _seconds(model, "decode", at, wanted, phase).tolist())
+        found = _seconds(model, "decode", at, wanted, phase)
+        if exchanges != 1:
+            messages_s = _seconds(model, "decode", at, lambda k: wanted(k) and between(k), phase)
+            found = found + (exchanges - 1) * messages_s
+        return Curve(tokens.tolist(), found.tolist())
 
     d, c = (grid.reshape(-1) for grid in np.meshgrid(sequences, lengths, indexing="ij"))
     mixed = _seconds(model, "decode", Steps(d, np.ones_like(d), c, c), mixes, "decode")
