@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import eager as benchmark
 import numpy as np
+import pandas as pd
 import pytest
 
 import hymell
@@ -201,3 +203,41 @@ def test_damaged_files_are_named(tmp_path: Path, key: str, value: object) -> Non
 def test_every_multiplier_says_what_it_multiplies() -> None:
     for content in json.loads(FILE.read_bytes())["sheet"].values():
         assert content["meaning"] in {term.meaning for term in TERMS.values()}
+
+
+def test_a_held_out_figure_sees_neither_its_gpu_nor_its_model() -> None:
+    labels = pd.DataFrame(
+        [(g, m) for g in ("a40", "mi210", "mi250", "t4") for m in ("x", "y", "z")] * 2,
+        columns=["gpu", "zoo"],
+    )
+    work = made_up(len(labels))
+    time_s = np.random.default_rng(1).uniform(1.0, 3.0, len(labels))
+
+    def told(times: np.ndarray) -> np.ndarray:
+        runs = benchmark.Runs(labels.assign(time_s=times), work, times, times)
+        return benchmark.Judge(runs, measured=False).held_out(runs)[0]
+
+    before = told(time_s)
+    # MI210 and MI250 are one die.
+    own = (labels["gpu"].isin(["mi210", "mi250"]) | (labels["zoo"] == "x")).to_numpy()
+    after = told(np.where(own, 5 * time_s, time_s))
+    judged = ((labels["gpu"] == "mi210") & (labels["zoo"] == "x")).to_numpy()
+    assert (after[judged] == before[judged]).all()
+    assert (after[~own] != before[~own]).any()
+
+
+def test_the_records_of_the_page_are_those_of_the_json() -> None:
+    docs = benchmark.ROOT / "docs"
+    records = json.loads((docs / "accuracy_eager.json").read_text())
+    page = (docs / "accuracy_eager.md").read_text()
+    row = {r["estimator"]: r for r in records if r["gpu"] == "all" and "neusight" in r["set"]}
+    whole = next(line for line in page.splitlines() if line.startswith("| all | "))
+    shown = [cell.strip() for cell in whole.split("|")[3:-1]]
+    every = {
+        r["estimator"]: f"{r['mape']:.1f}"
+        for r in records
+        if r["gpu"] == "all" and r["set"] == "neusight: eager"
+    }
+    order = [benchmark.BARE, benchmark.COMPOSED, benchmark.UNSEEN, benchmark.MEASURED]
+    assert shown == [every[name] for name in (*order, benchmark.KNOWN, "NeuSight")]
+    assert row[benchmark.UNSEEN]["split"] == "unseen model and GPU"
