@@ -32,8 +32,9 @@ _MIXERS = (Attention, Conv1d, Scan)
 GRAPH_TOKENS = 512
 
 #: How far a batch of sequences of unequal lengths is from the time at their mean to that at their
-#: longest: 0.054 to 0.075 over models and tensor parallelism, as LLMServingSim measured attention
-#: kernels of vLLM 0.19 alone on RTX PRO 6000 (alpha_default in its profiles' meta.yaml).
+#: longest. LLMServingSim's profiles of vLLM 0.19 on RTX PRO 6000 have an alpha_default of 0.054 to
+#: 0.075 (meta.yaml); that it means this is our reading, taken because it fits the runs of
+#: docs/accuracy_serving.md.
 UNEVEN = 0.06
 
 #: (new tokens, tokens of the same prompt that are in the cache already)
