@@ -24,7 +24,8 @@ class PhaseCost:
 
     ``flops`` is the full S^2 count, ``flops_causal`` what a kernel that skips masked work does;
     ``bytes`` is device memory traffic read plus written, ``weight_bytes`` the weights in it;
-    ``overhead_s`` is the part of ``time_s`` outside kernels (gaps, host, per-step work).
+    ``overhead_s`` is the part of ``time_s`` outside kernels (gaps, host, per-step work);
+    ``power_w`` is the mean, 0 for a phase that takes no time.
     """
 
     steps: int
@@ -36,6 +37,7 @@ class PhaseCost:
     energy_j: float
     launches: float
     overhead_s: float = 0.0
+    power_w: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,9 @@ class CostReport:
     """What one workload of one model costs; see `hymell.predict`.
 
     On several GPUs (``parallel``: tp, ep, pp, microbatches, gpus) times are those of the run;
-    energy, power, ``cost`` and ``gco2`` of all GPUs, here and in phases, blocks and kernels; FLOPs,
-    bytes, launches and sizes of one GPU of each stage; ``memory`` of the fullest GPU.
+    energy, power, ``tdp_w``, ``cost`` and ``gco2`` of all GPUs, here and in phases, blocks and
+    kernels; FLOPs, bytes, launches and sizes of one GPU of each stage; ``memory`` of the fullest
+    GPU.
     """
 
     model: str
@@ -169,6 +172,8 @@ class CostReport:
     cost: Mapping[str, float] | None = None
     gco2: Mapping[str, float] | None = None
     parallel: Mapping[str, int] = field(default_factory=lambda: dict(_ONE_GPU))
+    energy_per_request_j: float = 0.0
+    tdp_w: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

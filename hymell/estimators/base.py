@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hymell.estimators.level3.energies import Energies
 from hymell.estimators.level3.system import System
 from hymell.estimators.offsets import Offsets
 from hymell.graph import OpGraph, Phase
@@ -106,7 +107,8 @@ class Deployment:
 
     ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``, on
     one GPU of ``parallel``. ``system`` is what the engine adds to the kernels, None for its typical
-    overheads; ``offsets`` what a user's own runs add to the whole, None without any.
+    overheads; ``offsets`` what a user's own runs add to the whole, None without any; ``energies``
+    what boards draw over a phase, None for the sum over kernels and gaps.
     """
 
     graph: OpGraph
@@ -118,6 +120,7 @@ class Deployment:
     parallel: Parallel = SINGLE
     system: System | None = None
     offsets: Offsets | None = None
+    energies: Energies | None = None
     _ranks: dict[int, Rank] = field(default_factory=dict, repr=False, compare=False)
 
     def rank(self, index: int) -> Rank:

@@ -23,9 +23,11 @@ class _Entry:
 
 
 def kernel_costs(
-    phase: str, details: Sequence[KernelDetail], model: Deployment
+    phase: str, details: Sequence[KernelDetail], model: Deployment, energy_scale: float = 1.0
 ) -> Iterator[KernelCost]:
     """One `KernelCost` per kernel of a phase of one workload, in launch order.
+
+    ``energy_scale`` multiplies the energies that the power of the kernels gives.
 
     Decode steps in several regions run the same kernels with other sizes: their costs are added,
     and the sizes and regime are those of the region with most steps.
@@ -38,7 +40,7 @@ def kernel_costs(
         # A layer may launch two kernels that agree in all of these.
         nth = seen.setdefault((detail.region, *place), 0)
         seen[detail.region, *place] = nth + 1
-        entry = _Entry(detail, _kernel_cost(phase, detail, model))
+        entry = _Entry(detail, _kernel_cost(phase, detail, model, energy_scale))
         before = merged.get((*place, nth))
         merged[*place, nth] = entry if before is None else _add(before, entry)
     costs = [entry.cost for entry in merged.values()]
@@ -47,7 +49,9 @@ def kernel_costs(
         yield replace(cost, share_of_time=_share(cost.time_s, whole))
 
 
-def _kernel_cost(phase: str, detail: KernelDetail, model: Deployment) -> KernelCost:
+def _kernel_cost(
+    phase: str, detail: KernelDetail, model: Deployment, energy_scale: float
+) -> KernelCost:
     kernel, sums = detail.kernel, detail.sums
     energy = model.estimator.energy_origin(kernel.primitive, model.gpu)
     origin = model.estimator.origin(kernel.primitive, model.gpu)
@@ -67,7 +71,7 @@ def _kernel_cost(phase: str, detail: KernelDetail, model: Deployment) -> KernelC
         bytes=_number(sums.bytes),
         weight_bytes=_number(sums.weight_bytes),
         time_s=_number(sums.time_s) * overlap(model),
-        energy_j=_number(sums.energy_j) * model.parallel.per_stage,
+        energy_j=_number(sums.energy_j) * model.parallel.per_stage * energy_scale,
         share_of_time=0.0,
         regime=REGIMES[int(_number(detail.regime))],
         estimator=origin.estimator,

@@ -31,6 +31,7 @@ from hymell.estimators.fitted import Found, find_fitted, is_stock, native, own, 
 from hymell.estimators.fitted_energy import FittedEnergy
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.roofline import Roofline
+from hymell.estimators.level3.energies import Energies, fitted_energies, shipped_energies
 from hymell.estimators.level3.system import System, fitted_systems, shipped_system
 from hymell.estimators.queries import Query, columns, query
 from hymell.hardware import Gpu, load_gpu
@@ -48,12 +49,14 @@ class Calibrated:
     """`hymell.estimators.base.Estimator` over calibrations, those first in the list winning.
 
     ``gpu`` is what is priced; calibrations of another GPU are scaled to it. ``system`` is what the
-    engine adds to these kernels, None for its typical overheads.
+    engine adds to these kernels, None for its typical overheads; ``energies`` what boards draw over
+    a phase, None for the power of the kernels.
     """
 
     gpu: Gpu
     sources: tuple[Calibration, ...]
     system: System | None = None
+    energies: Energies | None = None
     fallback: Roofline = field(default_factory=Roofline)
     _found: dict[object, Found | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -174,8 +177,8 @@ def choose(
 def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
     """The estimator of shipped calibrations for an engine on a GPU, None where there is none.
 
-    The GPU's own calibration comes first, then that of its nearest relative. With it comes the
-    engine's system, where one was fitted.
+    The GPU's own calibration comes first, then that of its nearest relative. With it come the
+    engine's system and the GPU's energies, where they were fitted.
     """
     for library in LIBRARIES.get(engine, ()):
         homes = [name for name, held in calibrations.available() if held == library]
@@ -184,7 +187,7 @@ def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
         found = [calibrations.shipped(name, library) for name in chosen]
         if found:
             sources = tuple(c for c in found if c is not None)
-            return Calibrated(gpu, sources, system_for(gpu, engine))
+            return Calibrated(gpu, sources, system_for(gpu, engine), energies_for(gpu))
     return None
 
 
@@ -196,6 +199,20 @@ def system_for(gpu: Gpu, engine: str) -> System | None:
     family = Device.of(gpu).family
     for name in relatives(gpu, homes):
         found = shipped_system(engine, name)
+        near = Device.of(load_gpu(name)).family == family
+        if found is not None and found.transfers and near:
+            return replace(found, transferred=True)
+    return None
+
+
+def energies_for(gpu: Gpu) -> Energies | None:
+    """The shipped energies of this GPU or its nearest relative of one kernel family."""
+    homes = fitted_energies()
+    if gpu.name in homes and is_stock(gpu, gpu.name):
+        return shipped_energies(gpu.name)
+    family = Device.of(gpu).family
+    for name in relatives(gpu, homes):
+        found = shipped_energies(name)
         near = Device.of(load_gpu(name)).family == family
         if found is not None and found.transfers and near:
             return replace(found, transferred=True)

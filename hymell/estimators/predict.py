@@ -29,9 +29,9 @@ from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.links import Linked
 from hymell.estimators.memory import PREFILL_CHUNK, RESERVE_BYTES, is_serving, memory_cost
 from hymell.estimators.offsets import Offsets
-from hymell.estimators.pipeline import energy_j, overlap
+from hymell.estimators.pipeline import energy_j, outside_j, overlap
 from hymell.estimators.rollup import KernelDetail, PhaseTotals, decode_totals, prefill_totals
-from hymell.graph import OpGraph
+from hymell.graph import OpGraph, Phase
 from hymell.hardware import Gpu
 from hymell.op_registry.engines.base import Engine
 from hymell.op_registry.kernels import Kernel, Lowered
@@ -84,9 +84,14 @@ def deploy(
     # Systems were fitted to models whose layers are all in one stage, its GPUs on the same tokens.
     plain = parallel.pp == 1 and parallel.replicas == 1
     system = estimator.system if isinstance(estimator, Calibrated) and plain else None
+    # Energies to models on all GPUs at once: none of them waits for another stage.
+    at_once = parallel.pp == 1
+    energies = estimator.energies if isinstance(estimator, Calibrated) and at_once else None
     if parallel != SINGLE:
         priced_by = Linked(priced_by, custom=is_serving(engine))
-    return Deployment(graph, gpu, engine, priced_by, lowered, formats, parallel, system, offsets)
+    return Deployment(
+        graph, gpu, engine, priced_by, lowered, formats, parallel, system, offsets, energies
+    )
 
 
 def price(
@@ -155,10 +160,11 @@ def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> di
     decode = decode_totals(model, B, prompt, output)
     power = PowerModel.of(model.gpu)
     costs: dict[str, Array] = {}
-    for phase, totals in (("prefill", prefill), ("decode", decode)):
+    phases: dict[Phase, PhaseTotals] = {"prefill": prefill, "decode": decode}
+    for phase, totals in phases.items():
         for name in ("flops", "flops_causal", "bytes", "weight_bytes", "time_s", "launches"):
             costs[f"{phase}_{name}"] = getattr(totals, name)
-        costs[f"{phase}_energy_j"] = energy_j(model, totals, power)
+        costs[f"{phase}_energy_j"] = energy_j(model, phase, totals, power)
     latency_s = prefill.time_s + decode.time_s
     joules = costs["prefill_energy_j"] + costs["decode_energy_j"]
     tokens = B * output
@@ -214,14 +220,18 @@ def predict_graph(
         np.array([float(n)]) for n in (workload.batch, workload.prompt, workload.output)
     )
     power = PowerModel.of(gpu)
-    details: dict[str, list[KernelDetail]] = {"prefill": [], "decode": []}
-    totals = {
+    details: dict[Phase, list[KernelDetail]] = {"prefill": [], "decode": []}
+    totals: dict[Phase, PhaseTotals] = {
         "prefill": prefill_totals(model, B, prompt, details["prefill"]),
         "decode": decode_totals(model, B, prompt, output, details["decode"]),
     }
-    prefill, decode = (_phase_cost(model, totals[phase], power) for phase in ("prefill", "decode"))
+    prefill, decode = (_phase_cost(model, phase, totals[phase], power) for phase in totals)
     kernels = tuple(
-        cost for phase, found in details.items() for cost in kernel_costs(phase, found, model)
+        cost
+        for phase, found in details.items()
+        for cost in kernel_costs(
+            phase, found, model, _kernel_scale(model, phase, totals[phase], found, power)
+        )
     )
     memory = memory_cost(model, workload, kv_pool_bytes)
     latency_s = prefill.time_s + decode.time_s
@@ -240,8 +250,10 @@ def predict_graph(
         tokens_per_s=tokens / latency_s,
         energy_j=joules,
         energy_per_output_token_j=joules / tokens,
+        energy_per_request_j=joules / workload.batch,
         power_w=joules / latency_s,
-        energy_calibrated=calibrated_share_of_energy(kernels) == 1.0,
+        tdp_w=parallel.gpus * gpu.tdp_w,
+        energy_calibrated=_calibrated(model, kernels),
         prefill=prefill,
         decode=decode,
         memory=memory,
@@ -257,17 +269,36 @@ def predict_graph(
     )
 
 
-def _phase_cost(model: Deployment, totals: PhaseTotals, power: PowerModel) -> PhaseCost:
+def _kernel_scale(
+    model: Deployment,
+    phase: Phase,
+    totals: PhaseTotals,
+    details: Iterable[KernelDetail],
+    power: PowerModel,
+) -> float:
+    """What kernels' own energies are multiplied by, so that with idle gaps they are the phase's."""
+    kernels_j = model.parallel.per_stage * sum(float(d.sums.energy_j[0]) for d in details)
+    if model.energies is None or not kernels_j:
+        return 1.0
+    inside_j = energy_j(model, phase, totals, power) - outside_j(model, totals, power)
+    return float(inside_j[0]) / kernels_j
+
+
+def _phase_cost(
+    model: Deployment, phase: Phase, totals: PhaseTotals, power: PowerModel
+) -> PhaseCost:
+    joules, time_s = float(energy_j(model, phase, totals, power)[0]), float(totals.time_s[0])
     return PhaseCost(
         steps=int(totals.steps[0]),
         flops=float(totals.flops[0]),
         flops_causal=float(totals.flops_causal[0]),
         bytes=float(totals.bytes[0]),
         weight_bytes=float(totals.weight_bytes[0]),
-        time_s=float(totals.time_s[0]),
-        energy_j=float(energy_j(model, totals, power)[0]),
+        time_s=time_s,
+        energy_j=joules,
         launches=float(totals.launches[0]),
-        overhead_s=float(totals.time_s[0] - overlap(model) * totals.kernel_s[0]),
+        overhead_s=time_s - overlap(model) * float(totals.kernel_s[0]),
+        power_w=joules / time_s if time_s else 0.0,
     )
 
 
@@ -317,7 +348,7 @@ def _assumptions(
         "kernels": model.estimator.describe(model.gpu),
         "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
         "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
-        "energy": _energy(power, costs),
+        "energy": _energy(model, power, costs),
         "memory": (
             f"{RESERVE_BYTES / 2**20:.0f} MiB for CUDA context and framework; activations of the "
             f"{chunk}; engine uses up to {engine.memory_fraction:.0%} of the GPU"
@@ -376,7 +407,25 @@ def _spread(model: Deployment) -> str:
     return "; ".join(words)
 
 
-def _energy(power: PowerModel, costs: Iterable[KernelCost]) -> str:
+def _calibrated(model: Deployment, kernels: Iterable[KernelCost]) -> bool:
+    """Whether all of the energy rests on power that was measured on this GPU."""
+    if model.energies is not None:
+        return not model.energies.transferred
+    return calibrated_share_of_energy(kernels) == 1.0
+
+
+def _energy(model: Deployment, power: PowerModel, costs: Iterable[KernelCost]) -> str:
+    """Whose runs the energy of phases comes from, and by what power kernels share it."""
+    kernels = _energy_of_kernels(power, costs)
+    if model.energies is None:
+        return kernels
+    return (
+        f"{model.energies.describe(model.gpu)}; idle power in the gaps, the rest of a phase shared "
+        f"among its kernels in proportion to: {kernels}"
+    )
+
+
+def _energy_of_kernels(power: PowerModel, costs: Iterable[KernelCost]) -> str:
     """Whose measurements the power of kernels comes from, then the form of the others."""
     costs = list(costs)
     whole = sum(cost.energy_j for cost in costs)

@@ -21,6 +21,7 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import PowerModel, busy_terms
+from hymell.estimators.level3.energy_counts import energy_counts
 from hymell.estimators.level3.groups import all_heads, group_of
 from hymell.estimators.level3.system import System
 from hymell.estimators.offsets import Offsets
@@ -66,13 +67,18 @@ class Steps:
 class KernelSums:
     """One kernel over a run of steps, its repeats together, per workload.
 
-    ``time_s`` is device time, ``energy_j`` what the board draws in it.
+    ``matrix_s`` to ``activation_bytes`` are those of `level3.energy_counts`. ``time_s`` is device
+    time, ``energy_j`` what the board draws in it.
     """
 
     flops: Value
     flops_causal: Value
     bytes: Value
     weight_bytes: Value
+    matrix_s: Value
+    padded_s: Value
+    cache_bytes: Value
+    activation_bytes: Value
     time_s: Value
     energy_j: Value
 
@@ -90,6 +96,10 @@ class PhaseTotals:
     flops_causal: Array
     bytes: Array
     weight_bytes: Array
+    matrix_s: Array
+    padded_s: Array
+    cache_bytes: Array
+    activation_bytes: Array
     kernel_s: Array
     kernel_j: Array
     time_s: Array
@@ -192,6 +202,7 @@ def _samples(primitive: Primitive, model: Deployment, power: PowerModel, exact: 
         primitive.flops_causal,
         primitive.bytes_read + primitive.bytes_written,
         primitive.weight_bytes,
+        *energy_counts(primitive, model.gpu),
     )
     terms = model.estimator.terms(primitive, model.gpu)
     if exact and terms is not None:
@@ -352,6 +363,10 @@ def _add_region(
         totals.flops_causal[rows] += sums.flops_causal
         totals.bytes[rows] += sums.bytes
         totals.weight_bytes[rows] += sums.weight_bytes
+        totals.matrix_s[rows] += sums.matrix_s
+        totals.padded_s[rows] += sums.padded_s
+        totals.cache_bytes[rows] += sums.cache_bytes
+        totals.activation_bytes[rows] += sums.activation_bytes
         totals.kernel_j[rows] += sums.energy_j
         kernel_s += sums.time_s
         if details is not None:

@@ -89,11 +89,13 @@ def headline(report: CostReport) -> Facts:
     facts.append(Fact("Latency", units.seconds(report.latency_s), whole))
     if _generates(report):
         facts.append(Fact("Throughput", rate, "output tokens"))
-    facts.append(Fact("Energy", units.joules(report.energy_j), f"{energy}; {whole}"))
+    request_j = units.joules(report.energy_per_request_j)
+    share = f", {request_j} per request" if batch > 1 else ""
+    facts.append(Fact("Energy", units.joules(report.energy_j), f"{energy}; {whole}{share}"))
     if _generates(report):
         facts.append(Fact("Energy per token", per_token_j, f"{energy}; J per output token"))
     facts += [
-        Fact("Mean power", units.watts(report.power_w), energy),
+        Fact("Mean power", units.watts(report.power_w), _power_by_phase(report)),
         Fact("Memory", units.memory(report.memory.total_bytes), _fit(report)),
         Fact("Parameters", units.parameters(report.parameters["total"]), _active(report)),
         Fact("Compute", units.flops(flops), counted),
@@ -101,6 +103,14 @@ def headline(report: CostReport) -> Facts:
     facts += _per_unit("Cost", report.cost, units.number)
     facts += _per_unit("CO2", report.gco2, units.grams)
     return Facts("", tuple(facts))
+
+
+def _power_by_phase(report: CostReport) -> str:
+    """``prefill 612 W, decode 431 W, TDP 700 W``."""
+    phases = [f"prefill {units.watts(report.prefill.power_w)}"]
+    if report.decode.steps:
+        phases.append(f"decode {units.watts(report.decode.power_w)}")
+    return ", ".join((*phases, f"TDP {units.watts(report.tdp_w)}"))
 
 
 def _generates(report: CostReport) -> bool:
