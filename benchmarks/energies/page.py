@@ -183,8 +183,8 @@ def _elsewhere(lines: Lines) -> Iterator[str]:
 
 
 def _ships(shipping: Shipping) -> Iterator[str]:
-    yield """A report uses energies where they are nearer to unseen models than kernels' power is, at
-the measured time: on the very GPU, and on its relatives of one kernel family where there were
+    yield """A report uses energies where they are nearer to unseen models than kernels' power is,
+at the measured time: on the very GPU, and on its relatives of one kernel family where there were
 runs of one and they helped on all of those. Of several harnesses on a GPU the newest ships. Kernels
 share the energy of their phase in proportion to their own power."""
     yield ""

@@ -51,6 +51,12 @@ SETS: Final = (*SERVED, "splitwise", "wilkins_grid_a100", "argonne_power")
 _PROMPTS_V2: Final = {"chat": 161.0, "code": 150.0}
 
 _WORK: Final = ("matrix_s", "padded_s", "bytes", "weight_bytes", "cache_bytes", "activation_bytes")
+#: Folders and files of the package that neither work nor prices depend on.
+_APART: Final = frozenset(
+    "report cli analysis systems energies energies.py energy_fit.py energy_terms.py".split()
+    + "cost_report.py breakdown.py api.py".split()
+)
+
 _PRICED: Final = ("kernel_s", "kernel_j", "time_s")
 
 #: Prices beside the work: by the data sheet, and by level-1 calibrations.
@@ -152,7 +158,7 @@ def state(name: str) -> str:
     package = Path(hymell.__file__).parent
     found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
     for path in sorted(package.rglob("*")):
-        apart = {"report", "cli", "systems", "energies"} & set(path.relative_to(package).parts)
+        apart = _APART & set(path.relative_to(package).parts)
         if path.suffix in (".py", ".json", ".safetensors") and not apart:
             found.update(path.name.encode() + path.read_bytes())
     found.update(Path(__file__).read_bytes())

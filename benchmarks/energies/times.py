@@ -25,7 +25,9 @@ from energies.rows import KERNELS, SERVED, Array, Runs, measured, state
 _KEYS: Final = [*"gpu library version dtype model task n_gpus batch prompt output".split()]
 
 #: How firm the priors of version 2 may be: its host takes many times what priors expect of one.
-_WIDTHS_V2: Final = (1.0, 4.0, 16.0)
+_WIDTHS_V2: Final = (1.0, 8.0)
+
+_HOST: Final = frozenset({"step_s", "sequence_s", "logit_s"})
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,7 @@ def _campaigns(name: str, cache: Path) -> Iterator[Campaign]:
                 yield spec.load(cache)[0]
     elif name == "mlenergy_v2":
         runs = _version_2()
-        forms = [
-            replace(form, width=width)
-            for form in judge.forms(runs)
-            for width in _WIDTHS_V2
-            if form.width == 1 and "step_s" in form.terms and form.pooled != "all"
-        ]
+        forms = _few_forms(runs, _WIDTHS_V2)
         yield Campaign(runs, forms, runs.group)
     else:
         # Splitwise is of one model, so that a hold-out leaves out a number of GPUs.
@@ -106,8 +103,18 @@ def _campaigns(name: str, cache: Path) -> Iterator[Campaign]:
         runs = system_rows.joined([system_rows.load(part, "latency", cache)[0] for part in sets])
         single = name == "splitwise"
         group = runs.labels["n_gpus"].astype(str).to_numpy() if single else runs.group
-        forms = [form for form in judge.forms(runs) if form.width < 1 and "step_s" in form.terms]
+        forms = _few_forms(runs, (0.25, 0.5))
         yield Campaign(runs, forms, group)
+
+
+def _few_forms(runs: system_rows.Runs, widths: tuple[float, ...]) -> list[judge.Form]:
+    """Forms with all host terms, whose priors come from the same engine on other GPUs or none."""
+    return [
+        replace(form, width=width)
+        for form in judge.forms(runs)
+        for width in widths
+        if form.width == 1 and form.pooled != "all" and set(form.terms) >= _HOST
+    ]
 
 
 def _version_2() -> system_rows.Runs:
