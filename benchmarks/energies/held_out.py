@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from energies.judge import Campaign, Harness
 from energies.rows import KERNELS, SHEET, Array, Left, Runs, load
@@ -21,7 +22,8 @@ from hymell.hardware import find_gpu
 
 #: Names of estimators in records.
 DATA_SHEET, KERNEL_POWER, LINEAR = "data sheet", "power of kernels", "linear: t, FLOPs, bytes"
-FITTED, ONE_RUN = "fitted energies", "fitted energies, one run of each"
+FITTED, CAPPED = "fitted energies", "fitted energies, capped"
+ONE_RUN = "fitted energies, one run of each"
 ABROAD, SHIPPED = "energies of the other GPU", "shipped energies"
 
 #: The columns of `held_out_rows`. ``campaign`` and ``set`` say whose runs they are; ``group`` is
@@ -145,14 +147,16 @@ def _fitted(each: Judged, harness: Harness, gpu: str) -> Iterator[pd.DataFrame]:
     campaign, runs, board = harness.campaigns[gpu], each.runs[gpu], find_gpu(gpu)
     split = f"unseen {each.spec.by}"
     others = [other for other in harness.campaigns if other != gpu]
-    one_each = _middle_runs(runs)
+    one_each = _middle_runs(runs.labels)
     for time, time_s, share in _times(each, gpu):
         columns = runs.columns(time_s, share, board)
         joules = harness.held_out(gpu, columns)
         yield _framed(each, runs, FITTED, split, time, joules)
+        capped = harness.held_out(gpu, columns, capped=True)
+        yield _framed(each, runs, CAPPED, split, time, capped)
         yield _framed(each, runs, LINEAR, split, time, _linear(campaign, columns))
         if each.spec.set in _CALIBRATED:
-            scaled, left = _one_run(runs, joules, one_each)
+            scaled, left = _one_run(campaign, joules, one_each)
             yield _framed(each, runs, ONE_RUN, f"{split}, one run seen", time, scaled)[left]
         for other in others:
             joules = harness.held_out(gpu, columns, other)
@@ -174,26 +178,36 @@ def _linear(campaign: Campaign, columns: Mapping[str, Array]) -> Array:
     return found
 
 
-def _middle_runs(runs: Runs) -> dict[tuple[Any, ...], int]:
-    """Position of the run at the middle batch of each configuration that has several."""
-    labels = runs.labels.reset_index(drop=True)
-    found = {}
-    for key, mine in labels.groupby(list(_CONFIGURATION)):
+def _middle_runs(labels: pd.DataFrame) -> NDArray[np.int64]:
+    """For each run the position of the one at the middle batch of its configuration.
+
+    -1 for a run whose configuration has no other.
+    """
+    places = labels.reset_index(drop=True)
+    found = np.full(len(places), -1)
+    for _, mine in places.groupby(list(_CONFIGURATION)):
         if len(mine) > 1:
-            found[key] = int(mine.sort_values("batch").index[len(mine) // 2])
+            found[mine.index] = mine.sort_values("batch").index[len(mine) // 2]
     return found
 
 
 def _one_run(
-    runs: Runs, joules: Array, middles: Mapping[tuple[Any, ...], int]
-) -> tuple[Array, Any]:
-    """Joules scaled by one measured run of each configuration, and the mask of all other runs."""
-    keys = list(runs.labels[list(_CONFIGURATION)].itertuples(index=False, name=None))
-    ratio = runs.energy_j / joules
-    factor = np.array([ratio[middles[key]] if key in middles else np.nan for key in keys])
-    left = np.isfinite(factor)
-    left[list(middles.values())] = False
-    return joules * np.where(np.isfinite(factor), factor, 1.0), left
+    campaign: Campaign, joules: Array, middle: NDArray[np.int64]
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Joules corrected by one measured run of each configuration, and the mask of all other runs.
+
+    How much of what that run is off the others of its configuration share is learnt from the other
+    models: the slope of their logarithmic errors over that of their middle runs.
+    """
+    error = np.log(campaign.runs.energy_j / joules)
+    left = (middle >= 0) & (middle != np.arange(len(joules)))
+    seen = np.where(left, error[middle], 0.0)
+    found = joules.copy()
+    for group in np.unique(campaign.group):
+        mine, others = left & (campaign.group == group), left & (campaign.group != group)
+        shared = float(seen[others] @ error[others] / max(seen[others] @ seen[others], 1e-12))
+        found[mine] *= np.exp(np.clip(shared, 0.0, 1.0) * seen[mine])
+    return found, left
 
 
 def _framed(

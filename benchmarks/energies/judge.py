@@ -104,6 +104,7 @@ class Harness:
     """Runs of one harness on one or several GPUs, by GPU."""
 
     campaigns: Mapping[str, Campaign]
+    _scores: dict[Any, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
@@ -112,29 +113,37 @@ class Harness:
         apart = all(share.min() < share.max() for share in shares)
         return tuple(form for form in FORMS if apart or not form.prompts)
 
-    def choose(self, out: frozenset[str] = frozenset()) -> Form:
-        """The best form in the mean over the GPUs, judged without the groups ``out``."""
+    def choose(self, out: frozenset[str] = frozenset(), capped: bool = False) -> Form:
+        """The best form in the mean over the GPUs, judged without the groups ``out``.
 
-        def score(form: Form) -> float:
-            return float(np.mean([each.score(form, out) for each in self.campaigns.values()]))
+        ``capped``: among those with a cap.
+        """
+        return min((f for f in self.forms if f.soft or not capped), key=lambda f: self._of(f, out))
 
-        return min(self.forms, key=score)
+    def _of(self, form: Form, out: frozenset[str]) -> float:
+        key = (form, out)
+        if key not in self._scores:
+            scores = [each.score(form, out) for each in self.campaigns.values()]
+            self._scores[key] = float(np.mean(scores))
+        return self._scores[key]
 
-    @cached_property
-    def chosen(self) -> dict[str, Form]:
+    def chosen(self, capped: bool = False) -> dict[str, Form]:
         """The form chosen without each group."""
         groups = np.unique(np.concatenate([each.group for each in self.campaigns.values()]))
-        return {str(group): self.choose(frozenset({str(group)})) for group in groups}
+        return {str(group): self.choose(frozenset({str(group)}), capped) for group in groups}
 
-    def held_out(self, gpu: str, columns: Mapping[str, Array], home: str = "") -> Array:
+    def held_out(
+        self, gpu: str, columns: Mapping[str, Array], home: str = "", capped: bool = False
+    ) -> Array:
         """Joules of all runs on ``gpu``, each by a fit and a form without its group.
 
         ``home``: another GPU, whose runs of other groups are fitted instead.
         """
+        forms = self.chosen(capped)
         here, fitted = self.campaigns[gpu], self.campaigns[home or gpu]
         found = np.zeros(len(here.runs))
         for group in np.unique(here.group):
             mine = here.group == group
-            fit = fitted.fit(self.chosen[str(group)], frozenset({str(group)}))
+            fit = fitted.fit(forms[str(group)], frozenset({str(group)}))
             found[mine] = here.predict(fit, mine, columns)
         return found

@@ -50,8 +50,9 @@ that level 1 was fitted to where it was, the data sheet's elsewhere, idle power 
 level 1 with typical overheads. **linear**: t, FLOPs and bytes, fitted without the model that is
 judged. **fitted**: the power form of this page, fitted without the model that is judged and its
 near twins; which form was chosen without it too, over all GPUs of the harness. **one run**: the
-same, scaled by the measured run at the middle batch of each configuration (model, format, GPUs), on
-all other runs. Median to bias are those of fitted energies at the measured time; * misses its goal.
+same, corrected by the measured run at the middle batch of each configuration (model, format, GPUs),
+on all other runs; by how much of that run's error is learnt from the other models. Median to bias
+are those of fitted energies at the measured time; * misses its goal.
 
 The measured time of a step of a server is batch / throughput: energy accrues over the mean, not
 over the median time between tokens. The predicted time is that of a system fitted without the model
@@ -185,8 +186,10 @@ def _elsewhere(lines: Lines) -> Iterator[str]:
 def _ships(shipping: Shipping) -> Iterator[str]:
     yield """A report uses energies where they are nearer to unseen models than kernels' power is,
 at the measured time: on the very GPU, and on its relatives of one kernel family where there were
-runs of one and they helped on all of those. Of several harnesses on a GPU the newest ships. Kernels
-share the energy of their phase in proportion to their own power."""
+runs of one and they helped on all of those. Of several harnesses on a GPU the newest ships. Only
+forms with a cap ship, chosen as above: linear ones, a point nearer on version 2's A100, were over
+35% above Argonne's runs on the same GPU, so that those runs had a say in it. Kernels share the
+energy of their phase in proportion to their own power."""
     yield ""
     for energies in shipping.energies:
         yield (
