@@ -25,6 +25,7 @@ from hymell.dims import B, L, S
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment, KernelTime
 from hymell.estimators.energy import PowerModel, busy_terms
+from hymell.estimators.level3.energy_counts import energy_counts
 from hymell.estimators.level1.roofline import Roofline, limits
 from hymell.estimators.rollup import PhaseTotals, decode_totals, prefill_totals
 from hymell.estimators.sums import Samples, sum_over_steps
@@ -68,7 +69,9 @@ def every_step(model: Deployment, batch: int, prompt: int, output: int) -> dict[
             if joules is None:
                 joules = power.energy_j(time_s, busy_s)
             moved = p.bytes_read + p.bytes_written
+            counted = ("matrix_s", "padded_s", "cache_bytes", "activation_bytes")
             for name, value in (
+                *zip(counted, energy_counts(p, model.gpu), strict=True),
                 ("flops", p.flops),
                 ("flops_causal", p.flops_causal),
                 ("bytes", moved),
