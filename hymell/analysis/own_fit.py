@@ -105,7 +105,8 @@ class Priced:
             "ttft": prefill.time_s,
             "tpot": decode.time_s / np.maximum(self.decoded, 1),
             "latency": prefill.time_s + decode.time_s,
-            _ENERGY: energy_j(model, prefill, power) + energy_j(model, decode, power),
+            _ENERGY: energy_j(model, "prefill", prefill, power)
+            + energy_j(model, "decode", decode, power),
         }
 
 
