@@ -58,7 +58,8 @@ The measured time of a step of a server is batch / throughput: energy accrues ov
 over the median time between tokens. The predicted time is that of a system fitted without the model
 (`benchmarks/systems`), its forms fitted to the mean; prompts take what the mean is longer than the
 median. Of Wilkins there is no system: the composition of level 1 stands, which prices eager mode by
-the data sheet. Prompts of version 2 are not published; 161 tokens (chat) and 150 (code) are taken.
+the data sheet, times one factor that the other models took. Prompts of version 2 are not published;
+161 tokens (chat) and 150 (code) are taken.
 """
 
 _HEAD = (
