@@ -55,15 +55,12 @@ def judged(spec: Spec, cache: Path) -> Result:
     worst: list[tuple[Cell, str, str, int, float, float]] = []
     for cell, rows in campaign.cells.items():
         runs = campaign.runs.take(rows)
-        held = campaign.held_out(cell) if _several_groups(campaign, cell) else None
-        predicted = {SHEET: runs.sheet_s, COMPOSED: runs.composed_s, FITTED: held}
-        if spec is ARGONNE:
-            predicted |= _abroad(campaign, cell)
-            near = predicted[SIBLING]
-            if near is not None:
-                helped = _mape(near, runs) < _mape(runs.composed_s, runs)
-                carried.setdefault(_kernels(cell), []).append(helped)
-        else:
+        predicted = predictions(campaign, cell)
+        held, near = predicted[FITTED], predicted[SIBLING]
+        if near is not None:
+            helped = _mape(near, runs) < _mape(runs.composed_s, runs)
+            carried.setdefault(_kernels(cell), []).append(helped)
+        if spec is not ARGONNE:
             predicted[SHIPPED] = _shipped(cell, runs)
         records += _records(spec, cell, runs, predicted)
         if held is None:
@@ -83,6 +80,17 @@ def judged(spec: Spec, cache: Path) -> Result:
             tried = carried.get(_kernels((made.gpu, made.engine)), [])
             systems[place] = replace(made, transfers=bool(tried) and all(tried))
     return Result(spec, records, campaign.chosen, final, fitted, systems, unfit, worst, left)
+
+
+def predictions(campaign: Campaign, cell: Cell) -> dict[str, Array | None]:
+    """Predicted seconds of the runs of a cell by estimator, none of which has seen their models.
+
+    None where there are no other models, or no other GPUs, to fit.
+    """
+    runs = campaign.runs.take(campaign.cells[cell])
+    held = campaign.held_out(cell) if _several_groups(campaign, cell) else None
+    found = {SHEET: runs.sheet_s, COMPOSED: runs.composed_s, FITTED: held}
+    return found | _abroad(campaign, cell)
 
 
 def _shipped(cell: Cell, runs: Runs) -> Array | None:
@@ -138,11 +146,6 @@ def _records(
                 "max": size.max(),
                 "bias": percent.mean(),
             }
-            abroad = {
-                ABROAD: f"{spec.split} and GPU",
-                SIBLING: f"{spec.split} and GPU",
-                SHIPPED: "unseen campaign",
-            }.get(estimator, spec.split)
             yield {
                 "set": f"{spec.name}: {what}",
                 "gpu": cell[0],
@@ -150,11 +153,20 @@ def _records(
                 "op": "end_to_end",
                 "dtype": "/".join(sorted(labels["dtype"].unique())),
                 "estimator": estimator,
-                "split": abroad if estimator not in (SHEET, COMPOSED) else "all runs",
+                "split": split(spec, estimator),
                 "rows": int(mask.sum()),
                 **{name: round(float(value), 2) for name, value in figures.items()},
                 "models": int(labels["zoo"].nunique()),
             }
+
+
+def split(spec: Spec, estimator: str) -> str:
+    """What an estimator has not seen of the runs that it is judged on."""
+    if estimator in (SHEET, COMPOSED):
+        return "all runs"
+    if estimator == SHIPPED:
+        return "unseen campaign"
+    return spec.split + (" and GPU" if estimator in (ABROAD, SIBLING) else "")
 
 
 def _worst(

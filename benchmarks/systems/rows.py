@@ -114,7 +114,7 @@ class Left:
 
 def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
     """The runs of a set with a measured ``what``, from ``cache`` where nothing has changed."""
-    file = cache / f"{name}-{what}-{_state(name)}.pkl"
+    file = cache / f"{name}-{what}-{state(name)}.pkl"
     if file.is_file():
         # Written by this program into its own build folder.
         kept: tuple[Runs, list[Left]] = pd.read_pickle(file)
@@ -125,7 +125,7 @@ def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
     return made
 
 
-def _state(name: str) -> str:
+def state(name: str) -> str:
     """Of everything the terms follow from: the set, calibrations, data sheets and code."""
     package = Path(hymell.__file__).parent
     found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
