@@ -18,12 +18,12 @@ import json
 import sys
 from pathlib import Path
 
-from systems.campaigns import ARGONNE, SPECS
+from systems.campaigns import SPECS
 from systems.page import page
 from systems.results import Result, judged
 
 from hymell.errors import HymellError
-from hymell.estimators.level3.system import FOLDER, save, shipped_system
+from hymell.estimators.level3.system import save, shipped_system, system_file
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,8 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         for spec in SPECS:
             if not chosen.only or spec.name in chosen.only:
                 print(spec.name, file=sys.stderr, flush=True)
-                found.append(judged(spec, chosen.cache))
-                if chosen.ship and spec is ARGONNE:
+                before = [system for result in found for system in result.systems]
+                found.append(judged(spec, chosen.cache, before))
+                if chosen.ship:
                     _ship(found[-1])
     except HymellError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,10 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _ship(result: Result) -> None:
     """Write the systems, before campaigns that they are tried on; drop what is not supported."""
-    for gpu, engine in result.unfit:
-        (FOLDER / engine / f"{gpu}.json").unlink(missing_ok=True)
+    for (gpu, engine), version in result.unfit:
+        system_file(engine, gpu, version).unlink(missing_ok=True)
     for system in result.systems:
-        save(system, FOLDER / system.engine / f"{system.gpu}.json")
+        save(system, system_file(system.engine, system.gpu, system.version))
     shipped_system.cache_clear()
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from hymell.analysis.serving import Serving
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.analysis.traffic import Traffic
+    from hymell.estimators.calibrated import Calibrated
     from hymell.estimators.offsets import Offsets
+    from hymell.hardware import Gpu
 
 Progress: TypeAlias = Callable[[str], None]
 #: "auto", "none" or the file of a calibration.
@@ -160,12 +162,31 @@ def _graph_of(model: Model | OpGraph, **how: Any) -> OpGraph:
     return model if isinstance(model, OpGraph) else trace(model, **how)
 
 
+def _estimator(
+    gpu: Gpu,
+    engine: str,
+    calibration: CalibrationChoice,
+    version: str | None,
+    parallel: Parallel,
+) -> Calibrated | None:
+    """`calibrated.choose`; a version is refused where no system would be used."""
+    from hymell.estimators.calibrated import choose
+
+    if version is not None and (parallel.pp > 1 or parallel.replicas > 1):
+        raise HymellError(
+            f"engine version {version!r} names a fitted system, and none holds for stages (pp) or "
+            "for experts spread beside whole attention (ep with tp 1): leave the version out"
+        )
+    return choose(gpu, engine, calibration, version)
+
+
 def predict(
     model: Model | OpGraph,
     workload: Workload | None = None,
     *,
     gpu: str | os.PathLike[str] = "h100-sxm",
     engine: str = "vllm",
+    engine_version: str | None = None,
     dtype: str | None = None,
     kv_dtype: str | None = None,
     skew: float = 0.0,
@@ -194,14 +215,14 @@ def predict(
     the Zipf exponent of expert popularity (0: uniform); ``price_per_hour`` is in your money,
     ``gco2_per_kwh`` in grams. ``calibration`` "auto" prices kernels with what was fitted for the
     engine on this GPU or its nearest relative, "none" with the data sheet alone, a file of `hymell
-    calibrate` with that. ``calibrate_with``, a CSV file of your own measured runs
-    (docs/own_runs.md), offsets the estimate of the configuration that they are of; ``calibrated``
-    names such runs that `save_runs` keeps. ``tp``, ``ep``, ``pp`` and ``microbatches`` spread the
-    model over GPUs (`hymell.workload.Parallel`); ``price_per_hour`` and ``kv_pool_bytes`` are those
-    of one GPU. A workload that does not fit returns a report with ``memory.fits`` False and advice.
-    Raises HymellError for bad input.
+    calibrate` with that. ``engine_version`` takes what was fitted on whole models under that
+    version of the engine, by default the newest there is. ``calibrate_with``, a CSV file of your
+    own measured runs (docs/own_runs.md), offsets the estimate of the configuration that they are
+    of; ``calibrated`` names such runs that `save_runs` keeps. ``tp``, ``ep``, ``pp`` and
+    ``microbatches`` spread the model over GPUs (`hymell.workload.Parallel`); ``price_per_hour`` and
+    ``kv_pool_bytes`` are those of one GPU. A workload that does not fit returns a report with
+    ``memory.fits`` False and advice. Raises HymellError for bad input.
     """
-    from hymell.estimators.calibrated import choose
     from hymell.estimators.eager import in_eager
     from hymell.estimators.predict import predict_graph
     from hymell.hardware import find_gpu
@@ -210,7 +231,7 @@ def predict(
     precision = Precision.of(dtype, kv_dtype)
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
-    fitted = choose(chosen_gpu, chosen_engine.name, calibration)
+    fitted = _estimator(chosen_gpu, chosen_engine.name, calibration, engine_version, parallel)
     runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,
@@ -345,6 +366,7 @@ def sweet_spot(
     *,
     gpu: str | os.PathLike[str] = "h100-sxm",
     engine: str = "vllm",
+    engine_version: str | None = None,
     batch: int = 1,
     inputs: Sequence[int] | None = None,
     outputs: Sequence[int] | None = None,
@@ -379,7 +401,6 @@ def sweet_spot(
     """
     from hymell.analysis.sweet_spot import LENGTHS, check_choice, check_lengths, find_sweet_spot
     from hymell.analysis.traffic import traffic_of
-    from hymell.estimators.calibrated import choose
     from hymell.estimators.eager import in_eager
     from hymell.hardware import find_gpu
     from hymell.op_registry.engines import get_engine
@@ -393,7 +414,7 @@ def sweet_spot(
     precision = Precision.of(dtype, kv_dtype)
     parallel = Parallel(tp, ep, pp, microbatches)
     chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
-    fitted = choose(chosen_gpu, chosen_engine.name, calibration)
+    fitted = _estimator(chosen_gpu, chosen_engine.name, calibration, engine_version, parallel)
     runs, source = _own_runs(calibrate_with, calibrated)
     graph = _graph_of(
         model,

@@ -14,6 +14,7 @@ from deployments import H100, SERVING, toy
 from systems.judge import Campaign, Form
 from systems.rows import LABELS, Runs
 
+import hymell
 from hymell.errors import HymellError
 from hymell.estimators import calibrated
 from hymell.estimators.calibrated import system_for
@@ -21,6 +22,7 @@ from hymell.estimators.level3 import system as systems
 from hymell.estimators.level3.features import FEATURES, features
 from hymell.estimators.level3.fit import SystemFit
 from hymell.estimators.level3.groups import all_heads, group_of
+from hymell.estimators.level3.residual import BOUND, SIZES, Residual, residual_features
 from hymell.estimators.level3.system import System, load, save
 from hymell.estimators.level3.terms import MULTIPLIERS, TERMS, columns, stacked, total
 from hymell.estimators.predict import _overheads
@@ -40,6 +42,8 @@ TRUE = {
     "logit_s": 1e-10,
     "message_s": 0.0,
     "routed_s": 0.0,
+    "prefill_launch_s": 0.0,
+    "decode_launch_s": 0.0,
 }
 
 
@@ -56,11 +60,12 @@ def runs_of(count: int, seed: int = 0) -> dict[str, np.ndarray]:
     found["step_s"] = steps
     found["sequence_s"] = steps * batch
     found["logit_s"] = steps * batch * random.choice([32e3, 152e3], count)
+    found["prefill_comm"] = np.zeros(count)
     return found
 
 
 def made(**changes: object) -> System:
-    plain = System("serving", "h100-sxm", "made runs", TRUE, 100, ("toy",), 4.0, 20.0)
+    plain = System("serving", "h100-sxm", "2024", "made runs", TRUE, 100, ("toy",), 4.0, 20.0)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -147,7 +152,7 @@ def test_without_a_system_prices_are_those_of_typical_overheads() -> None:
     assert "per step" in _overheads(plain)
     assert "not fitted" not in _overheads(plain)
     words = _overheads(replace(plain, system=made()))
-    assert words.startswith("fitted on 100 runs of made runs (h100-sxm, serving; 4.0% off")
+    assert words.startswith("fitted on 100 runs of made runs (h100-sxm, serving 2024; 4.0% off")
     assert "typical, not fitted: 5 us of host per launch" in words
 
 
@@ -165,8 +170,8 @@ def test_idle_power_is_drawn_for_the_time_that_a_system_adds() -> None:
 
 
 def test_a_file_gives_back_the_system(tmp_path: Path) -> None:
-    save(made(transfers=True), tmp_path / "serving" / "h100-sxm.json")
-    file = tmp_path / "serving" / "h100-sxm.json"
+    file = tmp_path / "serving" / "h100-sxm@2024.json"
+    save(made(transfers=True), file)
     assert load(file) == made(transfers=True)
     content = json.loads(file.read_text())
     assert content["coefficients"]["step_s"]["unit"] == "s"
@@ -186,9 +191,13 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     systems.shipped_system.cache_clear()
 
 
+def ship(system: System) -> None:
+    save(system, systems.system_file(system.engine, system.gpu, system.version))
+
+
 def test_a_gpu_takes_its_own_system_or_one_of_its_family(shipped: Path) -> None:
-    save(made(engine="vllm", transfers=True), shipped / "vllm" / "h100-sxm.json")
-    save(made(engine="trtllm"), shipped / "trtllm" / "h100-sxm.json")
+    ship(made(engine="vllm", transfers=True))
+    ship(made(engine="trtllm"))
     own = system_for(H100, "vllm")
     assert own is not None
     assert not own.transferred
@@ -207,12 +216,80 @@ def test_a_gpu_takes_its_own_system_or_one_of_its_family(shipped: Path) -> None:
 @pytest.mark.parametrize("file", sorted(systems.FOLDER.glob("*/*.json")), ids=lambda f: f.stem)
 def test_shipped_systems_beat_the_plain_composition(file: Path) -> None:
     found = load(file)
-    assert (found.engine, found.gpu) == (file.parent.name, file.stem)
+    assert (found.engine, f"{found.gpu}@{found.version}") == (file.parent.name, file.stem)
     assert found.mape < found.composed_mape
     assert load_gpu(found.gpu).name == found.gpu
     for name in MULTIPLIERS:
         assert 0.5 < found.value(name) < 2, name
-    assert calibrated.system_for(load_gpu(found.gpu), found.engine) == found
+    assert calibrated.system_for(load_gpu(found.gpu), found.engine, found.version) == found
+
+
+def test_the_newest_version_is_taken_and_an_older_one_on_request(shipped: Path) -> None:
+    for version, transfers in (("2024", True), ("0.9.2", False), ("0.11.1", False)):
+        ship(made(engine="vllm", version=version, transfers=transfers))
+    assert [v for _, v in systems.fitted_systems("vllm")] == ["0.11.1", "0.9.2", "2024"]
+    newest = system_for(H100, "vllm")
+    assert newest is not None
+    assert newest.version == "0.11.1"
+    older = system_for(H100, "vllm", "2024")
+    assert older is not None
+    assert older.version == "2024"
+    near = system_for(load_gpu("h200-sxm"), "vllm")
+    assert near is not None
+    assert near.version == "2024", "of a relative the newest that was seen to carry over"
+    with pytest.raises(HymellError, match=r"no system of vllm 0\.6 .* 0\.11\.1, 0\.9\.2, 2024$"):
+        system_for(H100, "vllm", "0.6")
+    with pytest.raises(HymellError, match=r"versions there are: none$"):
+        system_for(H100, "sglang", "0.5")
+
+
+def test_a_version_is_refused_where_no_system_is_used() -> None:
+    with pytest.raises(HymellError, match="leave the calibration at auto"):
+        calibrated.choose(H100, "vllm", "none", "2024")
+    with pytest.raises(HymellError, match="leave the version out"):
+        hymell.predict("llama-2-7b", engine_version="2024", pp=2)
+
+
+def test_a_host_too_slow_for_its_kernels_is_found() -> None:
+    terms = runs_of(300, seed=4)
+    steps = terms["step_s"]
+    terms["decode_launch_s"] = 400 * steps
+    slow = {**TRUE, "step_s": 0.0, "decode_launch_s": 3e-5}
+    time_s = total(terms, slow)
+    kernels_s = total(terms, {**slow, "decode_launch_s": 0.0})
+    bound = time_s > kernels_s + 1e-9
+    assert 0.1 < bound.mean() < 0.9
+    assert time_s[~bound] == pytest.approx(kernels_s[~bound])
+    found = SystemFit(width=10.0).fit(terms, time_s)
+    assert found.coefficients_["decode_launch_s"] == pytest.approx(3e-5, rel=0.05)
+    assert np.abs(found.predict(terms) / time_s - 1).mean() < 0.02
+
+
+def test_a_residual_is_bounded_and_learns_what_a_system_leaves() -> None:
+    random = np.random.default_rng(0)
+    features = random.normal(size=(200, 3))
+    log_ratio = 0.15 * np.tanh(features[:, 0])
+    found = Residual().fit(features, log_ratio).predict(features)
+    assert np.abs(np.log(found) - log_ratio).mean() < 0.02
+    large = Residual().fit(features, 10 * log_ratio).predict(features)
+    assert np.abs(np.log(large)).max() <= BOUND + 1e-6
+    assert (
+        np.abs(np.log(Residual(np.inf).fit(features, 10 * log_ratio).predict(features))).max() > 1
+    )
+    with pytest.raises(HymellError, match="call fit first"):
+        Residual().predict(features)
+    with pytest.raises(HymellError, match="there are none"):
+        Residual().fit(features[:0], log_ratio[:0])
+
+
+def test_features_of_a_residual_are_the_same_for_runs_twice_as_slow() -> None:
+    terms = runs_of(20, seed=5)
+    sizes = {name: np.full(20, 2.0) for name in SIZES}
+    slower = {name: 2 * values for name, values in terms.items()}
+    once = residual_features(terms, sizes)
+    assert once.shape == (20, 11)
+    assert np.isfinite(once).all()
+    assert residual_features(slower, sizes) == pytest.approx(once)
 
 
 def campaign(changed: str = "", factor: float = 1.0) -> Campaign:
@@ -225,7 +302,7 @@ def campaign(changed: str = "", factor: float = 1.0) -> Campaign:
             labels.append(rows.assign(gpu=gpu, library="l", zoo=model, n_gpus=1))
     terms, table = stacked(parts), pd.concat(labels, ignore_index=True)
     time_s = total(terms, TRUE) * np.where(table["zoo"] == changed, factor, 1.0)
-    runs = Runs(table, terms, time_s, time_s, time_s)
+    runs = Runs(table, terms, time_s, time_s, time_s, time_s, {})
     host = ("step_s", "sequence_s", "logit_s")
     every = [
         Form(("prefill", "dense", "attention", "gqa", *host), (), 1.0, pooled)

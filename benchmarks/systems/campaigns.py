@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hymell.errors import HymellError
-from systems.judge import Campaign, Form, forms
-from systems.rows import Left, joined, load
+from systems.judge import Campaign, Form, floored_forms, forms, served_forms
+from systems.rows import Left, Runs, joined, load
 
 Pick = Callable[[pd.DataFrame], Any]
 
@@ -22,7 +22,9 @@ Pick = Callable[[pd.DataFrame], Any]
 class Spec:
     """A campaign: its sets with what was timed, the runs taken, the subsets that lines show.
 
-    ``by``: what a hold-out leaves out. ``brief``: few forms, for many models.
+    ``by``: what a hold-out leaves out. ``served``: runs of servers, where decode alone was timed.
+    ``version`` of the engine, "" where runs state their own. ``one_row``: the subset that is also
+    judged with one run of each configuration measured.
     """
 
     name: str
@@ -31,7 +33,15 @@ class Spec:
     take: Pick = lambda rows: rows["batch"] >= 1
     subsets: dict[str, Pick] = field(default_factory=dict)
     by: str = "model"
-    brief: bool = False
+    forms: Callable[[Runs], list[Form]] = forms
+    served: bool = False
+    version: str = ""
+    one_row: str = ""
+
+    def version_of(self, labels: pd.DataFrame) -> str:
+        """That of some runs of one engine; the year of the data where they differ or state none."""
+        found = set(labels["version"])
+        return self.version or (found.pop() if len(found) == 1 else _SILICON_YEAR)
 
     @property
     def split(self) -> str:
@@ -50,8 +60,7 @@ class Spec:
         if not len(runs):
             raise HymellError(f"no run of {self.name} is left")
         group = runs.group if self.by == "model" else runs.labels["n_gpus"].astype(str).to_numpy()
-        found = [form for form in forms(runs) if not self.brief or _brief(form)]
-        return Campaign(runs, found, group), left
+        return Campaign(runs, self.forms(runs), group), left
 
     def lines(self, labels: pd.DataFrame) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         """(name, mask) of the subsets of a cell that have runs, each set of runs once."""
@@ -63,18 +72,43 @@ class Spec:
                 yield what, mask
 
 
-def _brief(form: Form) -> bool:
-    return form.pooled != "all" and form.width < 1 and "step_s" in form.terms
-
-
 def _one(rows: pd.DataFrame) -> Any:
     return rows["n_gpus"] == 1
+
+
+def _moe(rows: pd.DataFrame) -> Any:
+    return rows["moe"]
+
+
+#: GPUs whose served runs have calibrations of their own.
+_SILICON_GPUS: Final = (("h100-sxm", "H100"), ("h200-sxm", "H200"), ("b200-sxm", "B200"))
+
+#: Of runs of several versions.
+_SILICON_YEAR: Final = "2025"
+
+
+def _silicon(gpu: str, short: str) -> Spec:
+    return Spec(
+        f"aic_silicon {short}",
+        f"aiconfigurator's served runs on {short}",
+        (("aic_silicon", "tpot"),),
+        take=lambda r: r["gpu"] == gpu,
+        subsets={
+            "TPOT, dense": lambda r: ~r["moe"],
+            "TPOT, MoE": _moe,
+            "TPOT, all": lambda r: r["batch"] >= 1,
+        },
+        forms=served_forms,
+        served=True,
+        one_row="TPOT, MoE",
+    )
 
 
 ARGONNE: Final = Spec(
     "argonne",
     "Argonne LLM-Inference-Bench (2024), static batches, float16",
     (("argonne_e2e", "latency"), ("argonne_ttft", "ttft")),
+    version="2024",
     subsets={
         "latency, 1 GPU": lambda r: (r["what"] == "latency") & _one(r),
         "latency, 1-4 GPUs": lambda r: r["what"] == "latency",
@@ -96,32 +130,51 @@ SPECS: Final = (
             "decode": lambda r: r["what"] == "tpot",
         },
         by="number of GPUs",
+        forms=floored_forms,
+        version="2023",
     ),
     Spec(
-        "mlenergy_v3 dense",
-        "ML.ENERGY v3 (vLLM 0.11.1), served, dense models",
+        "mlenergy_v3 H100",
+        "ML.ENERGY v3 (vLLM 0.11.1), served, H100",
         (("mlenergy_v3", "tpot"),),
-        take=lambda r: ~r["moe"],
-        subsets={"ITL, dense, 1 GPU": _one, "ITL, dense, 1-8 GPUs": lambda r: ~r["moe"]},
-        brief=True,
-    ),
-    Spec(
-        "mlenergy_v3 MoE",
-        "ML.ENERGY v3 (vLLM 0.11.1), served, models with experts",
-        (("mlenergy_v3", "tpot"),),
-        take=lambda r: r["moe"],
-        subsets={"ITL, MoE": lambda r: r["moe"]},
-        brief=True,
-    ),
-    Spec(
-        "aic_silicon H100",
-        "aiconfigurator's served runs on H100",
-        (("aic_silicon", "tpot"),),
         take=lambda r: r["gpu"] == "h100-sxm",
         subsets={
-            "TPOT, dense": lambda r: ~r["moe"],
-            "TPOT, all": lambda r: r["batch"] >= 1,
+            "ITL, dense, 1 GPU": lambda r: ~r["moe"] & _one(r),
+            "ITL, dense, 1-8 GPUs": lambda r: ~r["moe"],
+            "ITL, MoE": _moe,
+            "ITL, all": lambda r: r["batch"] >= 1,
         },
-        brief=True,
+        forms=served_forms,
+        served=True,
+        version="0.11.1",
+        one_row="ITL, MoE",
+    ),
+    Spec(
+        "mlenergy_v3 B200",
+        "ML.ENERGY v3 (vLLM 0.11.1), served, B200",
+        (("mlenergy_v3", "tpot"),),
+        take=lambda r: r["gpu"] == "b200-sxm",
+        subsets={
+            "ITL, dense": lambda r: ~r["moe"],
+            "ITL, dense, without gpqa": lambda r: ~r["moe"] & (r["task"] != "gpqa"),
+            "ITL, MoE": _moe,
+            "ITL, MoE, without gpqa": lambda r: r["moe"] & (r["task"] != "gpqa"),
+            "ITL, all": lambda r: r["batch"] >= 1,
+        },
+        forms=served_forms,
+        served=True,
+        version="0.11.1",
+        one_row="ITL, MoE",
+    ),
+    *(_silicon(gpu, short) for gpu, short in _SILICON_GPUS),
+    Spec(
+        "aic_silicon Llama-3-8B",
+        "aiconfigurator's served runs of Llama-3-8B",
+        (("aic_silicon", "tpot"),),
+        take=lambda r: (r["zoo"] == "llama-3-8b") & (r["gpu"] == "h100-sxm"),
+        subsets={"TPOT": lambda r: r["batch"] >= 1},
+        by="number of GPUs",
+        forms=served_forms,
+        served=True,
     ),
 )

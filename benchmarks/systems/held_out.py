@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pandas as pd
 
-from hymell.estimators.level3 import fit, terms
-from systems import judge, results, rows
 from systems.campaigns import SPECS, Spec
-from systems.judge import Campaign
+from systems.judge import Campaign, Cell
+from systems.predictions import predictions, split
 
 #: The columns of `held_out_rows`. ``campaign`` and ``set`` say whose runs they are, ``what`` is
 #: ttft, tpot or latency, ``group`` the model with its near twins under one name.
@@ -35,43 +33,23 @@ def held_out_rows(cache: Path, campaigns: Sequence[str] | None = None) -> pd.Dat
 
 
 def _of(spec: Spec, cache: Path) -> pd.DataFrame:
-    file = cache / f"held_out-{spec.name.replace(' ', '-')}-{_state(spec)}.parquet"
-    if file.is_file():
-        return pd.read_parquet(file)
-    made = _made(spec, cache)
-    made.to_parquet(file)
-    return made
-
-
-def _state(spec: Spec) -> str:
-    """Of the priced runs and of all code that fits and judges them."""
-    found = hashlib.sha256("".join(rows.state(name) for name, _ in spec.sets).encode())
-    for module in (judge, results, fit, terms):
-        found.update(Path(str(module.__file__)).read_bytes())
-    found.update(Path(__file__).with_name("campaigns.py").read_bytes())
-    found.update(Path(__file__).read_bytes())
-    return found.hexdigest()[:16]
-
-
-def _made(spec: Spec, cache: Path) -> pd.DataFrame:
     campaign, _ = spec.load(cache)
     return pd.concat(
         [
             _labelled(spec, campaign, cell).assign(
                 estimator=estimator,
-                split=results.split(spec, estimator),
+                split=split(spec, estimator),
                 predicted_s=seconds,
                 measured_s=campaign.runs.time_s[campaign.cells[cell]],
             )[list(COLUMNS)]
-            for cell in campaign.cells
-            for estimator, seconds in results.predictions(campaign, cell).items()
-            if seconds is not None
+            for cell, found in predictions(spec, campaign, cache).items()
+            for estimator, seconds in found.items()
         ],
         ignore_index=True,
     )
 
 
-def _labelled(spec: Spec, campaign: Campaign, cell: judge.Cell) -> pd.DataFrame:
+def _labelled(spec: Spec, campaign: Campaign, cell: Cell) -> pd.DataFrame:
     mine = campaign.cells[cell]
     labels = campaign.runs.labels.iloc[mine]
     return labels.assign(campaign=spec.name, model=labels["zoo"], group=campaign.group[mine])

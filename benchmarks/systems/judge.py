@@ -8,7 +8,7 @@ those and judged on the one left out. A cell is an engine on a GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Final
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hymell.estimators.level3.fit import SystemFit
-from hymell.estimators.level3.terms import TERMS, total
+from hymell.estimators.level3.residual import BOUND, Residual, residual_features
+from hymell.estimators.level3.terms import FLOORS, TERMS, total
 from systems.rows import Array, Runs
 
 
@@ -51,6 +52,7 @@ _HOST: Final = (
 )
 _TIED: Final = ((), ("dense", "attention"), _KERNELS)
 _WIDTHS: Final = (0.25, 0.5, 1.0)
+_TIGHT: Final = 0.1
 _POOLED: Final = ("", "engine", "all")
 
 #: Terms of exchanges and of experts, for campaigns that have them.
@@ -58,6 +60,9 @@ _BETWEEN: Final = ("comm", "message_s")
 _ROUTED: Final = ("experts", "routed_s")
 
 Cell = tuple[str, str]
+
+#: A residual is judged by leaving out one of the others: two at least must remain.
+_FEWEST_OTHERS: Final = 2
 
 
 def forms(runs: Runs) -> list[Form]:
@@ -81,6 +86,24 @@ def forms(runs: Runs) -> list[Form]:
     return list(dict.fromkeys(found))
 
 
+def floored_forms(runs: Runs) -> list[Form]:
+    """`forms`, and each with a host that prefill, or both phases, may wait for."""
+    plain = [form for form in forms(runs) if form.pooled != "all"]
+    floors = (("prefill_launch_s",), tuple(FLOORS))
+    return plain + [replace(f, terms=(*f.terms, *more)) for f in plain for more in floors]
+
+
+def served_forms(runs: Runs) -> list[Form]:
+    """What is chosen among for runs of servers: fewer host terms, layers of experts or none."""
+    found = [f for f in forms(runs) if f.pooled != "all" and f.width < 1 and "step_s" in f.terms]
+    tight = [replace(form, width=_TIGHT) for form in found if form.width == min(_WIDTHS)]
+    plain = [
+        replace(form, terms=tuple(name for name in form.terms if name != "routed_s"))
+        for form in (*found, *tight)
+    ]
+    return list(dict.fromkeys((*found, *tight, *plain)))
+
+
 @dataclass
 class Campaign:
     """Runs of one measuring campaign, and the forms that may explain them.
@@ -92,6 +115,7 @@ class Campaign:
     forms: list[Form]
     group: NDArray[Any]
     _fits: dict[Any, dict[str, float]] = field(default_factory=dict, repr=False)
+    _networks: dict[Any, Array] = field(default_factory=dict, repr=False)
 
     @cached_property
     def cells(self) -> dict[Cell, NDArray[Any]]:
@@ -173,6 +197,63 @@ class Campaign:
             error = self.errors(form, cell, frozenset(), str(model))
             found[mine] = (1 + error) * self.runs.time_s[self.cells[cell][mine]]
         return found
+
+    def with_network(self, cell: Cell) -> Array:
+        """As `held_out`, with a bounded residual that has not seen the model either."""
+        found = np.zeros(len(self.cells[cell]))
+        for model in np.unique(self.group[self.cells[cell]]):
+            mine = self.group[self.cells[cell]] == model
+            found[mine] = self._corrected(self.chosen[str(model)], cell, frozenset({str(model)}))[
+                mine
+            ]
+        return found
+
+    def network_helps(self, cell: Cell, model: str) -> bool | None:
+        """Whether the residual is nearer to models left out of those that remain without a model.
+
+        None where fewer than two remain.
+        """
+        mine = self.group[self.cells[cell]]
+        others = [m for m in np.unique(mine) if m != model]
+        if len(others) < _FEWEST_OTHERS:
+            return None
+        form, time_s = self.chosen[model], self.runs.time_s[self.cells[cell]]
+        plain, corrected = [], []
+        for other in others:
+            out, held = frozenset({model, str(other)}), mine == other
+            alone = total(self._terms(self.cells[cell]), self.coefficients(form, cell, out))
+            plain.append(np.abs(alone / time_s - 1)[held])
+            corrected.append(np.abs(self._corrected(form, cell, out) / time_s - 1)[held])
+        return float(np.concatenate(corrected).mean()) < float(np.concatenate(plain).mean())
+
+    def _corrected(self, form: Form, cell: Cell, out: frozenset[str]) -> Array:
+        """Predicted seconds of all runs of a cell by a system and a residual without ``out``."""
+        key = (form, cell, out)
+        if key not in self._networks:
+            rows = self.cells[cell]
+            alone = total(self._terms(rows), self.coefficients(form, cell, out))
+            self._networks[key] = alone * self._factor(cell, out, alone, BOUND)
+        return self._networks[key]
+
+    def networks_alone(self, cell: Cell) -> Array:
+        """HYMELL's way: a network without bound on kernels' sums, no system; as `held_out`."""
+        rows = self.cells[cell]
+        found = np.zeros(len(rows))
+        for model in np.unique(self.group[rows]):
+            mine = self.group[rows] == model
+            sums = self.runs.analytic_s[rows]
+            found[mine] = (sums * self._factor(cell, frozenset({str(model)}), sums, np.inf))[mine]
+        return found
+
+    def _factor(self, cell: Cell, out: frozenset[str], alone: Array, bound: float) -> Array:
+        """Of a residual over ``alone`` seconds of all runs of a cell, trained without ``out``."""
+        rows = self.cells[cell]
+        features = residual_features(
+            self._terms(rows), {name: values[rows] for name, values in self.runs.sizes.items()}
+        )
+        seen = ~np.isin(self.group[rows], list(out))
+        ratio = np.log(self.runs.time_s[rows] / alone)
+        return Residual(bound).fit(features[seen], ratio[seen]).predict(features)
 
     def abroad(self, cell: Cell, homes: Sequence[Cell]) -> Array | None:
         """Predicted seconds of the runs of a cell by fits to other cells, its model left out too.

@@ -5,31 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from hymell.errors import HymellError
 from hymell.estimators.calibrated import system_for
-from hymell.estimators.level1.device import Device
 from hymell.estimators.level3.system import System
 from hymell.estimators.level3.terms import TERMS, total
 from hymell.hardware import load_gpu
 from systems.campaigns import ARGONNE, Spec
 from systems.judge import Campaign, Cell, Form
+from systems.predictions import (
+    ANALYTIC,
+    COMPOSED,
+    FITTED,
+    KEPT,
+    NETWORK,
+    SHEET,
+    SHIPPED,
+    SIBLING,
+    Predictions,
+    kernels,
+    predictions,
+    split,
+)
 from systems.rows import Array, Left, Runs
-
-SHEET, COMPOSED, FITTED = "data sheet", "level-1 composition", "fitted system"
-ABROAD: Final = "system of other GPUs"
-SIBLING: Final = "system of one family"
-SHIPPED: Final = "shipped system"
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out for one campaign; ``worst``: groups of runs with the largest mean errors."""
+    """What came out for one campaign; ``worst``: groups of runs with the largest mean errors.
+
+    ``helped``: by cell, in how many hold-outs of how many a network on top was kept.
+    """
 
     spec: Spec
     records: Sequence[Record]
@@ -37,92 +50,95 @@ class Result:
     final: Form
     coefficients: Mapping[Cell, Mapping[str, float]]
     systems: Sequence[System]
-    unfit: Sequence[Cell]
+    unfit: Sequence[tuple[Cell, str]]
     worst: Sequence[tuple[Cell, str, str, int, float, float]]
     left: Sequence[Left]
+    helped: Mapping[Cell, tuple[int, int]]
 
 
-def judged(spec: Spec, cache: Path) -> Result:
-    """Every figure of a campaign."""
+def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
+    """Every figure of a campaign. ``earlier``: systems of versions before it, oldest first."""
     campaign, left = spec.load(cache)
     final = campaign.choose()
     fitted = {cell: campaign.coefficients(final, cell, frozenset()) for cell in campaign.cells}
+    found = predictions(spec, campaign, cache)
     records: list[Record] = []
     systems: list[System] = []
-    unfit: list[Cell] = []
-    # Whether coefficients helped on each relative that they were tried on.
-    carried: dict[tuple[str, str], list[bool]] = {}
+    unfit: list[tuple[Cell, str]] = []
     worst: list[tuple[Cell, str, str, int, float, float]] = []
-    for cell, rows in campaign.cells.items():
-        runs = campaign.runs.take(rows)
-        predicted = predictions(campaign, cell)
-        held, near = predicted[FITTED], predicted[SIBLING]
-        if near is not None:
-            helped = _mape(near, runs) < _mape(runs.composed_s, runs)
-            carried.setdefault(_kernels(cell), []).append(helped)
-        if spec is not ARGONNE:
-            predicted[SHIPPED] = _shipped(cell, runs)
-        records += _records(spec, cell, runs, predicted)
-        if held is None:
-            unfit.append(cell)
+    helped: dict[Cell, tuple[int, int]] = {}
+    for cell, predicted in found.items():
+        runs = campaign.runs.take(campaign.cells[cell])
+        version = spec.version_of(runs.labels)
+        shipped = None if spec is ARGONNE else _shipped(cell, runs)
+        records += _records(
+            spec, cell, runs, predicted | ({SHIPPED: shipped} if shipped is not None else {})
+        )
+        if FITTED not in predicted:
+            unfit.append((cell, version))
             continue
+        held = predicted[FITTED]
+        groups = campaign.group[campaign.cells[cell]]
+        kept = set(groups[predicted[KEPT] == predicted[NETWORK]])
+        helped[cell] = len(kept), len(np.unique(groups))
+        records += one_row_records(spec, cell, runs, predicted)
         worst += _worst(cell, runs, held)
         mape, plain = _mape(held, runs), _mape(runs.composed_s, runs)
-        if mape >= plain:
-            unfit.append(cell)
-        elif spec is ARGONNE:
-            models = tuple(sorted(runs.labels["zoo"].unique()))
-            values = fitted[cell]
-            made = System(cell[1], cell[0], spec.title, values, len(runs), models, mape, plain)
-            systems.append(made)
+        if mape >= plain or spec.by != "model":
+            unfit.append((cell, version))
+        else:
+            made = _system(spec, cell, version, fitted[cell], runs, earlier)
+            systems.append(replace(made, mape=mape, composed_mape=plain))
     if spec is ARGONNE:
-        for place, made in enumerate(systems):
-            tried = carried.get(_kernels((made.gpu, made.engine)), [])
-            systems[place] = replace(made, transfers=bool(tried) and all(tried))
-    return Result(spec, records, campaign.chosen, final, fitted, systems, unfit, worst, left)
+        systems = [replace(made, transfers=_carries(made, campaign, found)) for made in systems]
+    chosen = campaign.chosen
+    return Result(spec, records, chosen, final, fitted, systems, unfit, worst, left, helped)
 
 
-def predictions(campaign: Campaign, cell: Cell) -> dict[str, Array | None]:
-    """Predicted seconds of the runs of a cell by estimator, none of which has seen their models.
+def _system(
+    spec: Spec,
+    cell: Cell,
+    version: str,
+    values: Mapping[str, float],
+    runs: Runs,
+    earlier: Sequence[System],
+) -> System:
+    """What ships. Servers are timed in decode: prefill's multiplier is that of before, or 1."""
+    source, coefficients = spec.title, dict(values)
+    if spec.served:
+        before = [s for s in earlier if (s.gpu, s.engine) == cell]
+        coefficients["prefill"] = before[-1].value("prefill") if before else 1.0
+        whose = f"that of {before[-1].version}" if before else "1, never measured"
+        source += f" (decode; prefill's multiplier is {whose})"
+    models = tuple(sorted(runs.labels["zoo"].unique()))
+    return System(cell[1], cell[0], version, source, coefficients, len(runs), models, 0.0, 0.0)
 
-    None where there are no other models, or no other GPUs, to fit.
-    """
-    runs = campaign.runs.take(campaign.cells[cell])
-    held = campaign.held_out(cell) if _several_groups(campaign, cell) else None
-    found = {SHEET: runs.sheet_s, COMPOSED: runs.composed_s, FITTED: held}
-    return found | _abroad(campaign, cell)
+
+def _carries(system: System, campaign: Campaign, found: Predictions) -> bool:
+    """Whether coefficients helped on each relative that they were tried on, one at least."""
+    mine = kernels((system.gpu, system.engine))
+    tried = [
+        _mape(predicted[SIBLING], runs) < _mape(runs.composed_s, runs)
+        for cell, predicted in found.items()
+        if kernels(cell) == mine and SIBLING in predicted
+        for runs in [campaign.runs.take(campaign.cells[cell])]
+    ]
+    return bool(tried) and all(tried)
 
 
 def _shipped(cell: Cell, runs: Runs) -> Array | None:
-    """What a report says of runs that its coefficients were not fitted on.
+    """What a report under the engine of 2024 says of runs, none of which are in its fit.
 
     A report's time per token has no prefill of other requests in it.
     """
-    system = system_for(load_gpu(cell[0]), cell[1])
-    if system is None:
+    try:
+        system = system_for(load_gpu(cell[0]), cell[1], ARGONNE.version)
+    except HymellError:
         return None
+    assert system is not None
     values = {name: system.value(name) for name in TERMS}
     served = (runs.labels["what"] == "tpot").to_numpy()
     return total({**runs.terms, "prefill": np.where(served, 0.0, runs.terms["prefill"])}, values)
-
-
-def _several_groups(campaign: Campaign, cell: Cell) -> bool:
-    return len(np.unique(campaign.group[campaign.cells[cell]])) > 1
-
-
-def _kernels(cell: Cell) -> tuple[str, str]:
-    """Engine and kernel family."""
-    return cell[1], Device.of(load_gpu(cell[0])).family
-
-
-def _abroad(campaign: Campaign, cell: Cell) -> dict[str, Array | None]:
-    """By the same engine on all other GPUs, and on those of the same kernel family."""
-    others = [c for c in campaign.cells if c != cell and c[1] == cell[1]]
-    near = [c for c in others if _kernels(c) == _kernels(cell)]
-    return {
-        ABROAD: campaign.abroad(cell, others) if others else None,
-        SIBLING: campaign.abroad(cell, near) if near else None,
-    }
 
 
 def _mape(predicted_s: Array, runs: Runs) -> float:
@@ -130,43 +146,84 @@ def _mape(predicted_s: Array, runs: Runs) -> float:
 
 
 def _records(
-    spec: Spec, cell: Cell, runs: Runs, predicted: Mapping[str, Array | None]
+    spec: Spec, cell: Cell, runs: Runs, predicted: Mapping[str, Array]
 ) -> Iterator[Record]:
     for what, mask in spec.lines(runs.labels):
-        labels = runs.labels[mask]
         for estimator, seconds in predicted.items():
-            if seconds is None:
-                continue
-            percent = (seconds[mask] / runs.time_s[mask] - 1) * 100
-            size = np.abs(percent)
-            figures = {
-                "mape": size.mean(),
-                "median": np.median(size),
-                "p90": np.percentile(size, 90),
-                "max": size.max(),
-                "bias": percent.mean(),
-            }
-            yield {
-                "set": f"{spec.name}: {what}",
-                "gpu": cell[0],
-                "library": cell[1],
-                "op": "end_to_end",
-                "dtype": "/".join(sorted(labels["dtype"].unique())),
-                "estimator": estimator,
-                "split": split(spec, estimator),
-                "rows": int(mask.sum()),
-                **{name: round(float(value), 2) for name, value in figures.items()},
-                "models": int(labels["zoo"].nunique()),
-            }
+            yield _record(spec, cell, runs.take(mask), what, estimator, seconds[mask])
 
 
-def split(spec: Spec, estimator: str) -> str:
-    """What an estimator has not seen of the runs that it is judged on."""
-    if estimator in (SHEET, COMPOSED):
-        return "all runs"
-    if estimator == SHIPPED:
-        return "unseen campaign"
-    return spec.split + (" and GPU" if estimator in (ABROAD, SIBLING) else "")
+def _record(
+    spec: Spec, cell: Cell, runs: Runs, what: str, estimator: str, predicted_s: Array
+) -> Record:
+    percent = (predicted_s / runs.time_s - 1) * 100
+    size = np.abs(percent)
+    figures = {
+        "mape": size.mean(),
+        "median": np.median(size),
+        "p90": np.percentile(size, 90),
+        "max": size.max(),
+        "bias": percent.mean(),
+    }
+    return {
+        "set": f"{spec.name}: {what}",
+        "gpu": cell[0],
+        "library": cell[1],
+        "op": "end_to_end",
+        "dtype": "/".join(sorted(runs.labels["dtype"].unique())),
+        "estimator": estimator,
+        "split": split(spec, estimator),
+        "rows": len(runs),
+        **{name: round(float(value), 2) for name, value in figures.items()},
+        "models": int(runs.labels["zoo"].nunique()),
+    }
+
+
+def one_row_records(
+    spec: Spec, cell: Cell, runs: Runs, predicted: Mapping[str, Array]
+) -> Iterator[Record]:
+    """The subset ``spec.one_row`` where a user measured one run of each configuration.
+
+    A configuration is a model in a format on a number of GPUs; its run of middle batch gives a
+    difference in seconds, or a ratio, which the others take over. Which of the two is chosen for
+    each model by the other models. The runs measured are not judged.
+    """
+    if not spec.one_row:
+        return
+    mask = np.asarray(spec.subsets[spec.one_row](runs.labels), dtype=bool)
+    if not mask.any():
+        return
+    mine, held = runs.take(mask), predicted[FITTED][mask]
+    found, judged_rows = with_one_row(mine, held)
+    if not judged_rows.any():
+        return
+    rest = mine.take(judged_rows)
+    what = f"{spec.one_row}, one run per configuration measured"
+    for name in (SHEET, ANALYTIC, COMPOSED):
+        yield _record(spec, cell, rest, what, name, predicted[name][mask][judged_rows])
+    yield _record(spec, cell, rest, what, FITTED, found[judged_rows])
+
+
+def with_one_row(runs: Runs, predicted_s: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """(seconds with the offset of one measured run, mask of the runs that may be judged)."""
+    labels = runs.labels.reset_index(drop=True)
+    shifted, scaled = predicted_s.copy(), predicted_s.copy()
+    judged_rows = np.ones(len(labels), dtype=bool)
+    for _, mine in labels.groupby(["zoo", "dtype", "n_gpus", "library"], sort=True):
+        places = mine.sort_values(["batch", "task", "prompt"]).index.to_numpy()
+        known = places[len(places) // 2]
+        judged_rows[known] = False
+        shifted[places] += runs.time_s[known] - predicted_s[known]
+        scaled[places] *= runs.time_s[known] / predicted_s[known]
+    # A difference may not leave less than a tenth of what was predicted.
+    shifted = np.maximum(shifted, predicted_s / 10)
+    errors = [np.abs(each / runs.time_s - 1) for each in (shifted, scaled)]
+    found = shifted.copy()
+    for model in np.unique(runs.group):
+        others = judged_rows & (runs.group != model)
+        if not others.any() or errors[1][others].mean() < errors[0][others].mean():
+            found[runs.group == model] = scaled[runs.group == model]
+    return found, judged_rows
 
 
 def _worst(

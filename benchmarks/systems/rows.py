@@ -20,12 +20,14 @@ import hymell
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
 from hymell.estimators.calibrated import choose
+from hymell.estimators.calibration import Calibration
 from hymell.estimators.level3.features import features
 from hymell.estimators.level3.groups import GROUPS
 from hymell.estimators.level3.terms import columns, stacked
 from hymell.estimators.memory import PREFILL_CHUNK
 from hymell.estimators.predict import deploy
 from hymell.estimators.rollup import decode_totals, prefill_totals
+from hymell.graph import ModelFacts
 from hymell.hardware import find_gpu
 from hymell.measure.e2e import read_runs
 from hymell.measure.location import locate
@@ -64,13 +66,19 @@ _TIMES: Final = {"latency": "latency_s", "ttft": "ttft_s", "tpot": "tpot_s"}
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs with their terms, measured seconds, and what the two plain compositions say."""
+    """Runs with their terms, measured seconds, and what compositions say that were not fitted.
+
+    ``analytic_s`` are kernels alone, by the analytical forms without their learned corrections.
+    ``sizes`` are the global parameters that `level3.residual` looks at.
+    """
 
     labels: pd.DataFrame
     terms: Mapping[str, Array]
     time_s: Array
     sheet_s: Array
+    analytic_s: Array
     composed_s: Array
+    sizes: Mapping[str, Array]
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -87,7 +95,9 @@ class Runs:
             {name: values[rows] for name, values in self.terms.items()},
             self.time_s[rows],
             self.sheet_s[rows],
+            self.analytic_s[rows],
             self.composed_s[rows],
+            {name: values[rows] for name, values in self.sizes.items()},
         )
 
 
@@ -98,7 +108,9 @@ def joined(parts: Sequence[Runs]) -> Runs:
         stacked([part.terms for part in parts]),
         np.concatenate([part.time_s for part in parts]),
         np.concatenate([part.sheet_s for part in parts]),
+        np.concatenate([part.analytic_s for part in parts]),
         np.concatenate([part.composed_s for part in parts]),
+        {n: np.concatenate([part.sizes[n] for part in parts]) for n in parts[0].sizes},
     )
 
 
@@ -125,12 +137,18 @@ def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
     return made
 
 
+#: Parts of the package that no price of a kernel comes from.
+_NOT_PRICES: Final = frozenset(
+    {"report", "cli", "systems", "api.py", "fit.py", "residual.py", "system.py", "training.py"}
+)
+
+
 def state(name: str) -> str:
     """Of everything the terms follow from: the set, calibrations, data sheets and code."""
     package = Path(hymell.__file__).parent
     found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
     for path in sorted(package.rglob("*")):
-        apart = {"report", "cli", "systems", "fit.py"} & set(path.relative_to(package).parts)
+        apart = _NOT_PRICES & set(path.relative_to(package).parts)
         if path.suffix in (".py", ".json", ".safetensors") and not apart:
             found.update(path.name.encode() + path.read_bytes())
     found.update(Path(__file__).read_bytes())
@@ -168,8 +186,10 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
         # As many sequences on each GPU as there are on average.
         B = np.maximum(B, parallel.replicas)
 
-    def deployed(calibration: str) -> Deployment:
+    def deployed(calibration: str, *, corrected: bool = True) -> Deployment:
         chosen = choose(board, engine.name, calibration)
+        if chosen is not None and not corrected:
+            chosen = replace(chosen, sources=tuple(map(_analytical, chosen.sources)))
         return deploy(
             graph,
             gpu=board,
@@ -182,6 +202,7 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
 
     fitted, sheet = deployed("auto"), deployed("none")
     found = features(fitted, B, prompt, output)
+    sizes = _sizes(graph.facts, parallel, found, B, prompt, output)
     if what == "tpot":
         found |= _between(fitted, rows, B)
     moe = any(found[f"{phase}_experts"].any() for phase in ("prefill", "decode"))
@@ -190,8 +211,46 @@ def _priced(key: Mapping[str, Any], rows: pd.DataFrame, what: str) -> Runs:
         columns(found, float(graph.facts.vocab_size or 0)),
         rows["time_s"].to_numpy(float),
         _composed(sheet, B, prompt, output, what),
+        _kernels_s(deployed("auto", corrected=False), B, prompt, output, what),
         _composed(fitted, B, prompt, output, what),
+        sizes,
     )
+
+
+def _analytical(calibration: Calibration) -> Calibration:
+    """The same coefficients without the learned corrections."""
+    entries = {
+        key: replace(entry, fitted={**entry.fitted, "corrected": False})
+        for key, entry in calibration.entries.items()
+    }
+    return replace(calibration, entries=entries, _made={})
+
+
+def _sizes(
+    facts: ModelFacts,
+    parallel: Parallel,
+    found: Mapping[str, Array],
+    B: Array,
+    prompt: Array,
+    output: Array,
+) -> dict[str, Array]:
+    """Global parameters of each run: the model's, the workload's, and what the host starts."""
+    steps = np.maximum(found["prefill_steps"] + found["decode_steps"], 1)
+    mixers = found["prefill_attention_layers"] + found["decode_attention_layers"]
+    constant = {
+        "parameters": float(facts.parameters),
+        "active_parameters": float(facts.active_parameters),
+        "gpus": float(parallel.gpus),
+    }
+    varying = {
+        "layers": mixers / steps,
+        "batch": B,
+        "prompt": prompt,
+        "output": output,
+        "prefill_launches": found["prefill_launches"],
+        "decode_launches": found["decode_launches"],
+    }
+    return {name: np.full(len(B), value) for name, value in constant.items()} | varying
 
 
 def _between(model: Deployment, rows: pd.DataFrame, B: Array) -> dict[str, Array]:
@@ -230,6 +289,12 @@ def _workloads(rows: pd.DataFrame, what: str) -> Iterator[Array]:
         prompt = np.maximum(np.round(rows["context"].to_numpy(float)), 1)
         output = np.full(len(rows), 2.0)
     yield from (batch, prompt, output)
+
+
+def _kernels_s(model: Deployment, B: Array, prompt: Array, output: Array, what: str) -> Array:
+    """Seconds of kernels alone, one after another."""
+    decode = decode_totals(model, B, prompt, output).kernel_s
+    return decode if what == "tpot" else prefill_totals(model, B, prompt).kernel_s + decode
 
 
 def _composed(model: Deployment, B: Array, prompt: Array, output: Array, what: str) -> Array:

@@ -68,7 +68,7 @@ class Board:
 class Machine:
     """Everything that a report on this machine rests on; ``problems`` say what to mend and how.
 
-    ``calibrations`` are (GPU, library), ``systems`` (GPU, engine); ``data`` is the folder of
+    ``calibrations`` are (GPU, library), ``systems`` (GPU, engine, version); ``data`` is the folder of
     measurements, None where there is none, which only fitting and judging need.
     """
 
@@ -79,7 +79,7 @@ class Machine:
     cache: CacheInfo
     boards: tuple[Board, ...]
     calibrations: tuple[tuple[str, str], ...]
-    systems: tuple[tuple[str, str], ...]
+    systems: tuple[tuple[str, str, str], ...]
     data: Path | None
     problems: tuple[str, ...]
 
@@ -129,9 +129,13 @@ def _damaged(fitted: Iterable[tuple[str, str]]) -> list[str]:
     return broken
 
 
-def _systems() -> tuple[tuple[str, str], ...]:
+def _systems() -> tuple[tuple[str, str, str], ...]:
     engines = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
-    return tuple((gpu, engine) for engine in engines for gpu in fitted_systems(engine))
+    return tuple(
+        (gpu, engine, version)
+        for engine in engines
+        for gpu, version in sorted(fitted_systems(engine))
+    )
 
 
 def _unwritable(folder: Path) -> list[str]:

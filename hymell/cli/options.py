@@ -37,6 +37,15 @@ EngineName = Annotated[
         autocompletion=complete.engines,
     ),
 ]
+EngineVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-version",
+        help="Engine version whose measured overheads are used, e.g. 0.11.1, or the year of runs "
+        "that state none; default: the newest.",
+        show_default=False,
+    ),
+]
 Batch = Annotated[
     int, typer.Option("--batch", help="Sequences that run together.", rich_help_panel=_RUN)
 ]

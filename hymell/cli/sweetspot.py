@@ -37,6 +37,7 @@ def sweetspot(
     model: options.Model,
     gpu: options.Gpu = "h100-sxm",
     engine: options.EngineName = "vllm",
+    engine_version: options.EngineVersion = None,
     batch: options.Batch = 1,
     inputs: Annotated[
         str | None,
@@ -148,6 +149,7 @@ def sweetspot(
             model,
             gpu=gpu,
             engine=engine,
+            engine_version=engine_version,
             batch=batch,
             inputs=asked_inputs,
             outputs=asked_outputs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -161,25 +161,36 @@ def _named(asked: Query, found: Found) -> str:
 
 
 def choose(
-    gpu: Gpu, engine: str, calibration: str | os.PathLike[str] = "auto"
+    gpu: Gpu,
+    engine: str,
+    calibration: str | os.PathLike[str] = "auto",
+    version: str | None = None,
 ) -> Calibrated | None:
     """What prices kernels: "auto" `calibrated_for`, "none" nothing fitted, a file that one.
 
-    None stands for the data-sheet roofline. Raises HymellError for a file that is no calibration.
+    None stands for the data-sheet roofline. ``version`` is the engine's, as `system_for` takes it.
+    Raises HymellError for a file that is no calibration, and for a version of which nothing is
+    fitted.
     """
+    if calibration == "auto":
+        return calibrated_for(gpu, engine, version)
+    if version is not None:
+        raise HymellError(
+            f"engine version {version!r} names a fitted system, and those hold for shipped "
+            "calibrations only: leave the calibration at auto"
+        )
     if calibration == "none":
         return None
-    if calibration == "auto":
-        return calibrated_for(gpu, engine)
     return Calibrated(gpu, (calibrations.load(calibration),))
 
 
-def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
+def calibrated_for(gpu: Gpu, engine: str, version: str | None = None) -> Calibrated | None:
     """The estimator of shipped calibrations for an engine on a GPU, None where there is none.
 
     The GPU's own calibration comes first, then that of its nearest relative. With it come the
-    engine's system and the GPU's energies, where they were fitted.
+    engine's system and the GPU's energies, where they were fitted; errors as `system_for`.
     """
+    system = system_for(gpu, engine, version)
     for library in LIBRARIES.get(engine, ()):
         homes = [name for name, held in calibrations.available() if held == library]
         chosen = [name for name in homes if is_stock(gpu, name)]
@@ -187,22 +198,43 @@ def calibrated_for(gpu: Gpu, engine: str) -> Calibrated | None:
         found = [calibrations.shipped(name, library) for name in chosen]
         if found:
             sources = tuple(c for c in found if c is not None)
-            return Calibrated(gpu, sources, system_for(gpu, engine), energies_for(gpu))
+            return Calibrated(gpu, sources, system, energies_for(gpu))
     return None
 
 
-def system_for(gpu: Gpu, engine: str) -> System | None:
-    """The shipped system of an engine on this GPU or its nearest relative of one kernel family."""
+def system_for(gpu: Gpu, engine: str, version: str | None = None) -> System | None:
+    """The shipped system of an engine on this GPU or its nearest relative of one kernel family.
+
+    That of the newest version, or of ``version``; None where there is none. Raises HymellError for
+    a ``version`` that there is nothing of, saying which there are.
+    """
+    found = list(_systems(gpu, engine))
+    if version is None:
+        return found[0] if found else None
+    for system in found:
+        if system.version == version:
+            return system
+    there = ", ".join(dict.fromkeys(system.version for system in found)) or "none"
+    raise HymellError(
+        f"no system of {engine} {version} was fitted for {gpu.name}; versions there are: {there}"
+    )
+
+
+def _systems(gpu: Gpu, engine: str) -> Iterator[System]:
+    """All that may price a GPU: its own, newest first, then those of relatives, nearest first."""
     homes = fitted_systems(engine)
-    if gpu.name in homes and is_stock(gpu, gpu.name):
-        return shipped_system(engine, gpu.name)
     family = Device.of(gpu).family
-    for name in relatives(gpu, homes):
-        found = shipped_system(engine, name)
-        near = Device.of(load_gpu(name)).family == family
-        if found is not None and found.transfers and near:
-            return replace(found, transferred=True)
-    return None
+    names = {home for home, _ in homes}
+    own_gpu = gpu.name in names and is_stock(gpu, gpu.name)
+    for name in sorted(relatives(gpu, sorted(names)), key=lambda name: name != gpu.name):
+        for version in (version for home, version in homes if home == name):
+            found = shipped_system(engine, name, version)
+            if found is None:
+                continue
+            if own_gpu and name == gpu.name:
+                yield found
+            elif found.transfers and Device.of(load_gpu(name)).family == family:
+                yield replace(found, transferred=True)
 
 
 def energies_for(gpu: Gpu) -> Energies | None:

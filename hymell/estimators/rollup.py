@@ -380,6 +380,8 @@ def _add_region(
     host_s = launches * model.engine.overheads.host_s_per_launch
     if phase == "decode" and model.engine.overheads.cuda_graphs_in_decode:
         host_s = 0.0
+    if model.system is not None and f"{phase}_launch_s" in model.system.coefficients:
+        host_s = launches * model.system.value(f"{phase}_launch_s")
     if model.system is None:
         step_s: Value = model.engine.overheads.step_s
         stalls_s = _stalls(kernels, model, steps, device_s, gaps_s, host_s)

@@ -30,13 +30,14 @@ def train_mlp(
     batch: int = 256,
     bound: float = 1.0,
     seeds: Sequence[int] = (0, 1, 2),
+    fewest_steps: int = _FEWEST_STEPS,
 ) -> Mlp:
     """Fit log(measured / analytical) with one network per seed (Adam, one-cycle, Huber loss).
 
     ``features`` (rows, n), ``log_ratio`` (rows,). Features with (almost) no spread are given a
     floor, so that a constant column cannot explode outside the training rows. Networks are trained
     side by side, each with its own start and order of rows, and see a small table more often than
-    ``epochs`` times. Deterministic on one thread.
+    ``epochs`` times, until ``fewest_steps`` are done. Deterministic on one thread.
     """
     import torch
 
@@ -51,7 +52,7 @@ def train_mlp(
         rows = len(y)
         size = min(batch, max(32, rows // 8), rows)
         steps = rows // size
-        epochs = max(epochs, -(-_FEWEST_STEPS // steps))
+        epochs = max(epochs, -(-fewest_steps // steps))
         draws = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def start(*shape: int, reach: float) -> torch.Tensor:

@@ -27,7 +27,10 @@ def machine_view(machine: Machine) -> View:
         },
         "data": None if machine.data is None else str(machine.data),
         "calibrations": [{"gpu": gpu, "library": name} for gpu, name in machine.calibrations],
-        "systems": [{"gpu": gpu, "engine": name} for gpu, name in machine.systems],
+        "systems": [
+            {"gpu": gpu, "engine": engine, "version": version}
+            for gpu, engine, version in machine.systems
+        ],
     }
     sections: list[Section] = [
         Facts("", _facts(machine)),
@@ -63,8 +66,8 @@ def _facts(machine: Machine) -> tuple[Fact, ...]:
     )
 
 
-def _named(systems: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{engine} on {gpu}" for gpu, engine in systems)
+def _named(systems: tuple[tuple[str, str, str], ...]) -> str:
+    return ", ".join(f"{engine} {version} on {gpu}" for gpu, engine, version in systems)
 
 
 def _package(package: Package) -> Fact:

@@ -24,11 +24,19 @@ from hymell.graph import Phase
 
 #: Columns of a phase beside its groups. ``mha_extra``: seconds that attention would take more with
 #: as many KV heads as query heads. ``messages``: exchanges between GPUs. ``expert_layers``: layers
-#: of experts x steps. ``sequence_steps``: steps x sequences of one GPU.
-_COUNTS: Final = ("mha_extra", "messages", "expert_layers", "steps", "sequence_steps")
+#: of experts x steps, ``attention_layers`` the same of attention. ``sequence_steps``: steps x
+#: sequences of one GPU. ``launches``: kernels that the host starts.
+_COUNTS: Final = (
+    *("mha_extra", "messages", "expert_layers", "attention_layers", "steps", "sequence_steps"),
+    "launches",
+)
 
 #: Groups whose kernels are counted as well.
-_COUNTED: Final = {"comm": "messages", "experts": "expert_layers"}
+_COUNTED: Final = {
+    "comm": "messages",
+    "experts": "expert_layers",
+    "attention": "attention_layers",
+}
 
 _PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 
@@ -65,4 +73,5 @@ def _of_phase(model: Deployment, phase: Phase, steps: Steps) -> Iterator[tuple[s
             yield group, rows, np.broadcast_to(time_s, part.B.shape)
             if group in _COUNTED:
                 yield _COUNTED[group], rows, kernel.repeat * part.count
+            yield "launches", rows, kernel.repeat * kernel.launches * part.count
             yield "mha_extra", rows, mha_extra_s(kernel, model, part, time_s)

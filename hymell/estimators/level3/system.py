@@ -1,13 +1,15 @@
 """Fitted systems as files: what an engine on a GPU adds to the kernels, measured on whole models.
 
-Shipped ones lie in ``hymell/hardware/systems/ENGINE/GPU.json``; `benchmarks/end_to_end.py` writes
-them where they are nearer to models that they were not fitted on than typical overheads are. They
-hold for the level-1 calibrations that they were fitted over.
+Shipped ones lie in ``hymell/hardware/systems/ENGINE/GPU@VERSION.json``, one per version of an
+engine that somebody measured; `benchmarks/end_to_end.py` writes them where they are nearer to
+models that they were not fitted on than typical overheads are. They hold for the level-1
+calibrations that they were fitted over.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +20,7 @@ import hymell.hardware
 from hymell.errors import HymellError
 from hymell.estimators.level3.terms import MULTIPLIERS, TERMS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 #: Where shipped systems lie.
 FOLDER = Path(hymell.hardware.__file__).parent / "systems"
@@ -28,14 +30,16 @@ FOLDER = Path(hymell.hardware.__file__).parent / "systems"
 class System:
     """Coefficients of `TERMS` by name, each in its unit; a multiplier that is absent is 1.
 
-    ``source`` names the runs, ``rows`` and ``models`` count them. ``mape`` and ``composed_mape``
-    are the mean absolute errors in % on models left out of the fit, of this and of typical
-    overheads. ``gpu`` is where the runs were made; ``transferred``: priced is another one, which
-    ``transfers`` says to be better than typical overheads.
+    ``version`` is the engine's, or the year of the runs where these state none. ``source`` names
+    the runs, ``rows`` and ``models`` count them. ``mape`` and ``composed_mape`` are the mean
+    absolute errors in % on models left out of the fit, of this and of typical overheads. ``gpu`` is
+    where the runs were made; ``transferred``: priced is another one, which ``transfers`` says to be
+    better than typical overheads.
     """
 
     engine: str
     gpu: str
+    version: str
     source: str
     coefficients: Mapping[str, float]
     rows: int
@@ -58,7 +62,7 @@ class System:
             if name in MULTIPLIERS and name in self.coefficients
         )
         return (
-            f"{how} {self.rows} runs of {self.source} ({self.gpu}, {self.engine}; "
+            f"{how} {self.rows} runs of {self.source} ({self.gpu}, {self.engine} {self.version}; "
             f"{self.mape:.1f}% off on models left out, {self.composed_mape:.1f}% without): "
             f"{factors}, {self.value('gqa'):.2g} of GQA's saving lost; "
             f"{self.value('step_s') * 1e6:.0f} us per step, "
@@ -67,15 +71,28 @@ class System:
         )
 
 
-def fitted_systems(engine: str) -> tuple[str, ...]:
-    """GPUs that an engine has a shipped system of, sorted; reads no file."""
-    return tuple(sorted(path.stem for path in (FOLDER / engine).glob("*.json")))
+def fitted_systems(engine: str) -> tuple[tuple[str, str], ...]:
+    """(GPU, version) of an engine's shipped systems, newest versions first; reads no file."""
+    stems = (path.stem.partition("@") for path in (FOLDER / engine).glob("*@*.json"))
+    found = sorted((gpu, version) for gpu, _, version in stems)
+    return tuple(sorted(found, key=lambda pair: _age(pair[1]), reverse=True))
+
+
+def _age(version: str) -> tuple[bool, tuple[int, ...], str]:
+    """What sorts versions, oldest first; a year, where nobody stated one, is before all others."""
+    numbers = tuple(int(digits) for digits in re.findall(r"\d+", version))
+    return not re.fullmatch(r"\d{4}", version), numbers, version
+
+
+def system_file(engine: str, gpu: str, version: str) -> Path:
+    """Where a shipped system lies."""
+    return FOLDER / engine / f"{gpu}@{version}.json"
 
 
 @cache
-def shipped_system(engine: str, gpu: str) -> System | None:
-    """The shipped system of an engine on a GPU, None where there is none; errors as `load`."""
-    file = FOLDER / engine / f"{gpu}.json"
+def shipped_system(engine: str, gpu: str, version: str) -> System | None:
+    """The shipped system of an engine's version on a GPU, None without one; errors as `load`."""
+    file = system_file(engine, gpu, version)
     return load(file) if file.is_file() else None
 
 
@@ -103,6 +120,7 @@ def _system(content: Mapping[str, Any]) -> System:
     return System(
         engine=str(content["engine"]),
         gpu=str(content["gpu"]),
+        version=str(content["version"]),
         source=str(content["source"]),
         coefficients=found,
         rows=int(content["rows"]),
@@ -119,6 +137,7 @@ def save(system: System, file: Path) -> None:
         "schema_version": SCHEMA_VERSION,
         "engine": system.engine,
         "gpu": system.gpu,
+        "version": system.version,
         "source": system.source,
         "rows": system.rows,
         "models": list(system.models),

@@ -34,9 +34,11 @@ def version_3(path: Path) -> pd.DataFrame:
     """
     rows = _per_token(path)
     prompt = rows["task"].map(_PROMPTS)
+    zoo = rows["model_id"].map(names.zoo)
     return rows.assign(
         model=rows["model_id"],
-        zoo=rows["model_id"].map(names.zoo),
+        zoo=zoo,
+        dtype=list(map(names.stored_dtype, rows["dtype"], zoo)),
         dp=rows["dpar"],
         ep=rows["epar"],
         tp=rows["n_gpus"] / rows["dpar"],

@@ -90,6 +90,26 @@ def dtype(upstream: str) -> str:
     return _DTYPES.get(upstream) or ALIASES.get(upstream, upstream)
 
 
+def stored_dtype(dtype: str, zoo: str) -> str:
+    """The format of a run's weights: what upstream calls fp8 is in blocks where the published
+    checkpoint is.
+    """
+    known = find(zoo) if zoo else None
+    if dtype != "float8_e4m3" or known is None:
+        return dtype
+    scheme = known.config.get("quantization_config", {})
+    blocks = scheme.get("weight_block_size") == _BLOCK or known.name in _BLOCK_STAND_INS
+    return "float8_block128" if blocks else dtype
+
+
+#: Sides of the blocks of DeepSeek's fp8.
+_BLOCK: Final = [128, 128]
+
+#: Experts with a scale per channel: no table has these; vLLM runs them on the kernel of blocks, and
+#: not on that of NVIDIA's checkpoints, whose scale is of the tensor.
+_BLOCK_STAND_INS: Final = frozenset({"llama-4-maverick"})
+
+
 def zoo(upstream: str) -> str:
     """The zoo model with the shape of upstream's, "" where there is none."""
     known = find(_MODELS.get(upstream, upstream))

@@ -47,6 +47,9 @@ def load(path: Path) -> pd.DataFrame:
     # OpenAI publishes gpt-oss in MXFP4, which upstream calls by the name of NVIDIA's format.
     mxfp4 = rows["zoo"].str.startswith("gpt-oss") & rows["dtype"].eq("nvfp4")
     rows.loc[mxfp4, "dtype"] = "mxfp4"
+    blocks = rows["dtype"].eq("float8_e4m3") & rows["moe_dtype"].eq("fp8_block")
+    rows.loc[blocks, "dtype"] = "float8_block128"
+    rows["dtype"] = list(map(names.stored_dtype, rows["dtype"], rows["zoo"]))
     for bad, reason in (
         (rows["concurrency"].isna(), "batch_not_stated"),
         (gpus.isna(), "parallelism_unclear"),

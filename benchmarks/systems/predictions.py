@@ -1,0 +1,110 @@
+"""What each estimator says of runs whose models it has not seen; kept in build/."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from hymell.estimators import training
+from hymell.estimators.level1.device import Device
+from hymell.estimators.level3 import fit, residual, terms
+from hymell.hardware import load_gpu
+from systems import judge, rows
+from systems.campaigns import Spec
+from systems.judge import Campaign, Cell
+from systems.rows import Array, Runs
+
+SHEET, COMPOSED, FITTED = "data sheet", "level-1 composition", "fitted system"
+#: Kernels alone, by the analytical forms without corrections: in the spirit of AMALI and LIFE.
+ANALYTIC: Final = "analytical composition"
+#: The analytical kernels and a network that nothing holds: in the spirit of HYMELL.
+UNBOUNDED: Final = "unbounded MLP"
+NETWORK: Final = "fitted system + MLP"
+#: With the network where it helped on the models that remained, without it elsewhere.
+KEPT: Final = "fitted system, MLP where kept"
+ABROAD: Final = "system of other GPUs"
+SIBLING: Final = "system of one family"
+SHIPPED: Final = "shipped system"
+
+#: Those that nothing was fitted for.
+UNFITTED: Final = (SHEET, ANALYTIC, COMPOSED)
+
+Predictions = dict[Cell, dict[str, Array]]
+
+
+def split(spec: Spec, estimator: str) -> str:
+    """What an estimator has not seen of the runs that it is judged on."""
+    if estimator in UNFITTED:
+        return "all runs"
+    if estimator == SHIPPED:
+        return "unseen campaign"
+    return spec.split + (" and GPU" if estimator in (ABROAD, SIBLING) else "")
+
+
+def predictions(spec: Spec, campaign: Campaign, cache: Path) -> Predictions:
+    """Predicted seconds of the runs of each cell by estimator, from ``cache`` where it has them.
+
+    An estimator is absent where there are no other models, or no other GPUs, to fit.
+    """
+    file = cache / f"predictions-{spec.name.replace(' ', '-')}-{_state(spec)}.parquet"
+    if not file.is_file():
+        made = [
+            pd.DataFrame({"gpu": cell[0], "library": cell[1], **_of(campaign, cell)})
+            for cell in campaign.cells
+        ]
+        pd.concat(made, ignore_index=True).to_parquet(file)
+    kept = pd.read_parquet(file)
+    return {
+        cell: {
+            str(name): mine[name].to_numpy()
+            for name in mine.columns.drop(["gpu", "library"])
+            if mine[name].notna().all()
+        }
+        for cell in campaign.cells
+        for mine in [kept[(kept["gpu"] == cell[0]) & (kept["library"] == cell[1])]]
+    }
+
+
+def _state(spec: Spec) -> str:
+    """Of the priced runs and of all code that fits and judges them."""
+    found = hashlib.sha256("".join(rows.state(name) for name, _ in spec.sets).encode())
+    for module in (judge, fit, terms, residual, training):
+        found.update(Path(str(module.__file__)).read_bytes())
+    found.update(Path(__file__).with_name("campaigns.py").read_bytes())
+    found.update(Path(__file__).read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _of(campaign: Campaign, cell: Cell) -> dict[str, Array]:
+    runs = campaign.runs.take(campaign.cells[cell])
+    found = {SHEET: runs.sheet_s, ANALYTIC: runs.analytic_s, COMPOSED: runs.composed_s}
+    groups = campaign.group[campaign.cells[cell]]
+    if len(np.unique(groups)) > 1:
+        held, corrected = campaign.held_out(cell), campaign.with_network(cell)
+        kept = np.zeros(len(groups), dtype=bool)
+        if _error(corrected, runs) < _error(held, runs):
+            # Only then is it worth asking what the other models would have said.
+            helps = {g: campaign.network_helps(cell, str(g)) for g in np.unique(groups)}
+            kept = np.array([bool(helps[g]) for g in groups])
+        found |= {FITTED: held, NETWORK: corrected, KEPT: np.where(kept, corrected, held)}
+        found |= {UNBOUNDED: campaign.networks_alone(cell)}
+    others = [c for c in campaign.cells if c != cell and c[1] == cell[1]]
+    near = [c for c in others if kernels(c) == kernels(cell)]
+    for name, homes in ((ABROAD, others), (SIBLING, near)):
+        away = campaign.abroad(cell, homes) if homes else None
+        if away is not None:
+            found[name] = away
+    return found
+
+
+def _error(predicted_s: Array, runs: Runs) -> float:
+    return float(np.abs(predicted_s / runs.time_s - 1).mean())
+
+
+def kernels(cell: Cell) -> tuple[str, str]:
+    """Engine and kernel family."""
+    return cell[1], Device.of(load_gpu(cell[0])).family
