@@ -346,6 +346,7 @@ def silicon(root: Path, **columns: Any) -> Table:
         "backend": "vllm",
         "gpu": "b200_sxm",
         "dtype": "fp8",
+        "moe_dtype": "fp8",
         "phase": "tpot",
         "latency_ms": 20.0,
         "ttft_ms": 100.0,
@@ -372,6 +373,41 @@ def test_silicon_counts_the_gpus_that_the_name_of_a_run_states(tmp_path: Path) -
     )
     assert values(table, "n_gpus", "tp", "ep", "dp") == [(8, 8, 8, 1), (4, 4, 1, 1), (2, 1, 2, 2)]
     assert table["queued"].all()
+
+
+def test_fp8_is_what_the_published_checkpoint_stores(tmp_path: Path) -> None:
+    table = silicon(
+        tmp_path,
+        id=[f"x_c8_tp8_ep1_{k}" for k in range(4)],
+        tp=8.0,
+        model=["minimax-m2.5", "zhipuai/GLM-5", "llama-3-70b", "qwen3-32b"],
+        moe_dtype=["fp8", "fp8_block", "fp8", "nvfp4"],
+        dtype=["fp8", "fp8", "fp8", "nvfp4"],
+    )
+    assert values(table, "zoo", "dtype") == [
+        ("minimax-m2", "float8_block128"),
+        ("glm-5", "float8_block128"),
+        ("llama-3-70b", "float8_e4m3"),
+        ("qwen3-32b", "nvfp4"),
+    ]
+    v3 = mlenergy(
+        tmp_path,
+        "mlenergy_v3",
+        model_id=[
+            "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8",
+            "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8",
+            "meta-llama/Llama-3.1-405B-Instruct-FP8",
+        ],
+        model="m",
+        dtype="fp8",
+        tp=8,
+        epar=8,
+        dpar=1,
+        lb_out=300.0,
+        power_w=900.0,
+        batch=[8.0, 16.0, 32.0],
+    )
+    assert list(v3["dtype"]) == ["float8_block128", "float8_block128", "float8_e4m3"]
 
 
 def test_silicon_refuses_what_it_cannot_tell_apart(tmp_path: Path) -> None:

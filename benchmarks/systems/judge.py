@@ -27,19 +27,21 @@ class Form:
     """A choice of terms, of multipliers that share a value, of how firm the priors are.
 
     ``pooled``: where the means of the priors come from: "" `TERMS`, "engine" the same engine on
-    other GPUs, "all" every other cell.
+    other GPUs. ``first``: how many times a run to the first token counts.
     """
 
     terms: tuple[str, ...]
     tied: tuple[str, ...]
     width: float
     pooled: str
+    first: int = 1
 
     def __str__(self) -> str:
         tied = " = ".join(self.tied) or "none"
         return (
             f"{', '.join(self.terms)}; tied: {tied}; width {self.width:g}; "
             f"priors from {self.pooled or 'no runs'}"
+            + (f"; first tokens count {self.first} times" if self.first > 1 else "")
         )
 
 
@@ -51,9 +53,12 @@ _HOST: Final = (
     ("sequence_s", "logit_s"),
 )
 _TIED: Final = ((), ("dense", "attention"), _KERNELS)
-_WIDTHS: Final = (0.25, 0.5, 1.0)
+_WIDTHS: Final = (0.25, 0.5)
 _TIGHT: Final = 0.1
-_POOLED: Final = ("", "engine", "all")
+_POOLED: Final = ("", "engine")
+
+#: A dozen runs to the first token stand beside hundreds of whole ones.
+_FIRST: Final = (1, 10)
 
 #: Terms of exchanges and of experts, for campaigns that have them.
 _BETWEEN: Final = ("comm", "message_s")
@@ -72,6 +77,8 @@ def forms(runs: Runs) -> list[Form]:
     more = [name for name in (*_BETWEEN, *_ROUTED) if some[name]]
     # Experts share a value with the other kernels where these share one.
     extra = [name for name in ("experts",) if some[name]]
+    timed = set(runs.labels["what"])
+    counts = _FIRST if {"ttft", "latency"} <= timed else _FIRST[:1]
     found = [
         Form(
             (*kernels, *host, *more),
@@ -80,22 +87,23 @@ def forms(runs: Runs) -> list[Form]:
             else (),
             width,
             pooled,
+            first,
         )
-        for host, tied, width, pooled in product(_HOST, _TIED, _WIDTHS, _POOLED)
+        for host, tied, width, pooled, first in product(_HOST, _TIED, _WIDTHS, _POOLED, counts)
     ]
     return list(dict.fromkeys(found))
 
 
 def floored_forms(runs: Runs) -> list[Form]:
     """`forms`, and each with a host that prefill, or both phases, may wait for."""
-    plain = [form for form in forms(runs) if form.pooled != "all"]
+    plain = forms(runs)
     floors = (("prefill_launch_s",), tuple(FLOORS))
     return plain + [replace(f, terms=(*f.terms, *more)) for f in plain for more in floors]
 
 
 def served_forms(runs: Runs) -> list[Form]:
     """What is chosen among for runs of servers: fewer host terms, layers of experts or none."""
-    found = [f for f in forms(runs) if f.pooled != "all" and f.width < 1 and "step_s" in f.terms]
+    found = [form for form in forms(runs) if "step_s" in form.terms]
     tight = [replace(form, width=_TIGHT) for form in found if form.width == min(_WIDTHS)]
     plain = [
         replace(form, terms=tuple(name for name in form.terms if name != "routed_s"))
@@ -139,7 +147,7 @@ class Campaign:
         own = self.cells[cell][kept[self.cells[cell]]]
         if not len(own):
             return {name: prior.get(name, TERMS[name].prior) for name in form.terms}
-        return self._solve(form, own, prior, form.width)
+        return self._solve(form, self._counted(form, own), prior, form.width)
 
     def _pooled(
         self, form: Form, cell: Cell, out: frozenset[str], kept: NDArray[np.bool_]
@@ -147,9 +155,9 @@ class Campaign:
         if not form.pooled:
             return {}
         others = [
-            rows[kept[rows]]
+            self._counted(form, rows[kept[rows]])
             for other, rows in self.cells.items()
-            if other != cell and (form.pooled == "all" or other[1] == cell[1])
+            if other != cell and other[1] == cell[1]
         ]
         rows = np.concatenate([np.zeros(0, dtype=int), *others])
         return self._solve(form, rows, {}, 1.0) if len(rows) else {}
@@ -159,6 +167,11 @@ class Campaign:
     ) -> dict[str, float]:
         fit = SystemFit(form.terms, form.tied, prior, width)
         return fit.fit(self._terms(rows), self.runs.time_s[rows]).coefficients_
+
+    def _counted(self, form: Form, rows: NDArray[Any]) -> NDArray[Any]:
+        """The runs as often as they count."""
+        first = (self.runs.labels["what"].to_numpy()[rows] == "ttft") if form.first > 1 else None
+        return rows if first is None else np.repeat(rows, np.where(first, form.first, 1))
 
     def _terms(self, rows: NDArray[Any]) -> dict[str, Array]:
         return {name: values[rows] for name, values in self.runs.terms.items()}
@@ -170,13 +183,18 @@ class Campaign:
         return np.asarray(found / self.runs.time_s[rows] - 1)
 
     def score(self, form: Form, out: frozenset[str] = frozenset()) -> float:
-        """Mean over the cells of the mean absolute error on each model left out beside ``out``."""
+        """Mean over the cells, and over what was timed there, of the mean absolute error on each
+        model left out beside ``out``.
+        """
         means = []
+        timed = self.runs.labels["what"].to_numpy()
         for cell, rows in self.cells.items():
             models = [m for m in np.unique(self.group[rows]) if m not in out]
             found = [np.abs(self.errors(form, cell, out, model)) for model in models]
             if found:
-                means.append(float(np.concatenate(found).mean()))
+                what = np.concatenate([timed[rows[self.group[rows] == m]] for m in models])
+                errors = np.concatenate(found)
+                means += [float(errors[what == each].mean()) for each in np.unique(what)]
         return float(np.mean(means)) if means else np.inf
 
     def choose(self, out: frozenset[str] = frozenset()) -> Form:
@@ -268,7 +286,7 @@ class Campaign:
             theirs = theirs[self.group[theirs] != model]
             if not len(theirs):
                 return None
-            values = self._solve(form, theirs, {}, form.width)
+            values = self._solve(form, self._counted(form, theirs), {}, form.width)
             mine = self.group[rows] == model
             found[mine] = total(self._terms(rows[mine]), values)
         return found

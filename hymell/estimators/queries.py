@@ -29,6 +29,7 @@ from hymell.op_registry.primitives import (
     Primitive,
     RowReduce,
     Scan,
+    Value,
 )
 
 
@@ -223,13 +224,24 @@ def _attention(a: Attention) -> Query | None:
             "heads": a.heads,
             "kv_heads": a.kv_heads,
             "head_dim": a.qk_dim,
-            "window": a.window or 0,
+            "window": _window(a),
             "q_bytes": bytes_per_element(a.dtype),
             "kv_bytes": bytes_per_element(a.kv_dtype),
             "cold": 1,
         }
 
     return Query(_keys(op, _alike(a.dtype), caches), sizes)
+
+
+def _window(a: Attention) -> Value:
+    """Keys that a query sees at most, 0 for all: a window that is not full yet costs nothing.
+
+    On H100 14,672 pairs of measured rows with and without such a window are alike (1.000, spread
+    0.018); on most GPUs none was measured.
+    """
+    if a.window is None:
+        return 0
+    return np.where(np.asarray(a.kv_len) > a.window, a.window, 0)
 
 
 #: Widths of key and value of latent attention as measured: absorbed, and expanded for prefill.
