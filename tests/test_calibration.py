@@ -228,6 +228,16 @@ def test_sixteen_bit_formats_stand_in_for_each_other_and_others_do_not() -> None
     assert not estimator.origin(replace(DECODE, kv_dtype="float8_e4m3"), H100).calibrated
 
 
+def test_a_window_that_is_not_full_is_none() -> None:
+    cached = np.array([100.0, 4096.0, 4097.0])
+    asked = query(replace(DECODE, window=4096, kv_len=cached))
+    assert asked is not None
+    assert list(columns(asked.sizes())["window"]) == [0, 0, 4096]
+    open_ended = query(replace(DECODE, kv_len=cached))
+    assert open_ended is not None
+    assert list(columns(open_ended.sizes())["window"]) == [0, 0, 0]
+
+
 def test_a_cache_is_priced_as_cold() -> None:
     asked = query(replace(DECODE, batch=np.array([1.0])))
     assert asked is not None

@@ -24,7 +24,7 @@ from hymell.estimators.level3.fit import SystemFit
 from hymell.estimators.level3.groups import all_heads, group_of
 from hymell.estimators.level3.residual import BOUND, SIZES, Residual, residual_features
 from hymell.estimators.level3.system import System, load, save
-from hymell.estimators.level3.terms import MULTIPLIERS, TERMS, columns, stacked, total
+from hymell.estimators.level3.terms import FLOORS, MULTIPLIERS, TERMS, columns, stacked, total
 from hymell.estimators.predict import _overheads
 from hymell.estimators.rollup import decode_totals, prefill_totals
 from hymell.hardware import load_gpu
@@ -129,7 +129,8 @@ WORKLOADS = (np.array([1.0, 16.0, 3.0]), np.array([128.0, 40.0, 7.0]), np.array(
 
 def test_a_priced_run_is_the_sum_of_its_terms() -> None:
     plain = toy(engine=SERVING)
-    fitted = replace(plain, system=made())
+    typical = {name: value for name, value in TRUE.items() if name not in FLOORS}
+    fitted = replace(plain, system=made(coefficients=typical))
     B, prompt, output = WORKLOADS
     terms = columns(features(plain, B, prompt, output), 4096.0)
     prefill, decode = prefill_totals(fitted, B, prompt), decode_totals(fitted, B, prompt, output)
@@ -137,6 +138,12 @@ def test_a_priced_run_is_the_sum_of_its_terms() -> None:
     stalls_s = np.maximum(host_s - prefill.kernel_s, 0)
     expected = total(terms, TRUE) + stalls_s
     assert prefill.time_s + decode.time_s == pytest.approx(expected)
+    slow = {**typical, "prefill_launch_s": 5e-5, "decode_launch_s": 3e-5}
+    waiting = replace(plain, system=made(coefficients=slow))
+    waited_s = prefill_totals(waiting, B, prompt).time_s
+    waited_s = waited_s + decode_totals(waiting, B, prompt, output).time_s
+    assert waited_s == pytest.approx(total(terms, slow))
+    assert (waited_s > total(terms, typical)).all()
     assert terms["gqa"][:2].min() > 0
     assert set(features(plain, B, prompt, output)) == set(FEATURES)
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from systems.campaigns import SPECS, Spec
 from systems.judge import Campaign, Cell
-from systems.predictions import predictions, split
+from systems.predictions import judge, split
 
 #: The columns of `held_out_rows`. ``campaign`` and ``set`` say whose runs they are, ``what`` is
 #: ttft, tpot or latency, ``group`` the model with its near twins under one name.
@@ -42,7 +42,7 @@ def _of(spec: Spec, cache: Path) -> pd.DataFrame:
                 predicted_s=seconds,
                 measured_s=campaign.runs.time_s[campaign.cells[cell]],
             )[list(COLUMNS)]
-            for cell, found in predictions(spec, campaign, cache).items()
+            for cell, found in judge(spec, campaign, cache).seconds.items()
             for estimator, seconds in found.items()
         ],
         ignore_index=True,

@@ -103,7 +103,10 @@ def floored_forms(runs: Runs) -> list[Form]:
 
 def served_forms(runs: Runs) -> list[Form]:
     """What is chosen among for runs of servers: fewer host terms, layers of experts or none."""
+    engines = runs.labels.groupby("library")["gpu"].nunique()
     found = [form for form in forms(runs) if "step_s" in form.terms]
+    if engines.max() == 1:
+        found = [form for form in found if not form.pooled]
     tight = [replace(form, width=_TIGHT) for form in found if form.width == min(_WIDTHS)]
     plain = [
         replace(form, terms=tuple(name for name in form.terms if name != "routed_s"))

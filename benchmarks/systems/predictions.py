@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -13,9 +16,10 @@ from hymell.estimators import training
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level3 import fit, residual, terms
 from hymell.hardware import load_gpu
-from systems import judge, rows
+from systems import judge as judging
+from systems import rows
 from systems.campaigns import Spec
-from systems.judge import Campaign, Cell
+from systems.judge import Campaign, Cell, Form
 from systems.rows import Array, Runs
 
 SHEET, COMPOSED, FITTED = "data sheet", "level-1 composition", "fitted system"
@@ -36,6 +40,19 @@ UNFITTED: Final = (SHEET, ANALYTIC, COMPOSED)
 Predictions = dict[Cell, dict[str, Array]]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Predicted seconds of the runs of each cell by estimator, and the forms behind them.
+
+    An estimator is absent where there are no other models, or no other GPUs, to fit. ``forms``:
+    that chosen without each model; ``final``: that chosen with all.
+    """
+
+    seconds: Predictions
+    forms: Mapping[str, Form]
+    final: Form
+
+
 def split(spec: Spec, estimator: str) -> str:
     """What an estimator has not seen of the runs that it is judged on."""
     if estimator in UNFITTED:
@@ -45,19 +62,31 @@ def split(spec: Spec, estimator: str) -> str:
     return spec.split + (" and GPU" if estimator in (ABROAD, SIBLING) else "")
 
 
-def predictions(spec: Spec, campaign: Campaign, cache: Path) -> Predictions:
-    """Predicted seconds of the runs of each cell by estimator, from ``cache`` where it has them.
-
-    An estimator is absent where there are no other models, or no other GPUs, to fit.
-    """
-    file = cache / f"predictions-{spec.name.replace(' ', '-')}-{_state(spec)}.parquet"
-    if not file.is_file():
+def judge(spec: Spec, campaign: Campaign, cache: Path) -> Judged:
+    """Every prediction of a campaign, from ``cache`` where it has them."""
+    name = f"predictions-{spec.name.replace(' ', '-')}-{_state(spec)}"
+    file, forms = cache / f"{name}.parquet", cache / f"{name}.json"
+    if not file.is_file() or not forms.is_file():
+        chosen = {model: asdict(form) for model, form in campaign.chosen.items()}
+        every = {"final": asdict(campaign.choose()), "chosen": chosen}
+        forms.write_text(json.dumps(every), encoding="utf-8")
         made = [
             pd.DataFrame({"gpu": cell[0], "library": cell[1], **_of(campaign, cell)})
             for cell in campaign.cells
         ]
         pd.concat(made, ignore_index=True).to_parquet(file)
     kept = pd.read_parquet(file)
+    every = json.loads(forms.read_text(encoding="utf-8"))
+    chosen = {model: _form(values) for model, values in every["chosen"].items()}
+    return Judged(_by_cell(campaign, kept), chosen, _form(every["final"]))
+
+
+def _form(values: Mapping[str, Any]) -> Form:
+    lists = {name: tuple(values[name]) for name in ("terms", "tied")}
+    return Form(**{**values, **lists})
+
+
+def _by_cell(campaign: Campaign, kept: pd.DataFrame) -> Predictions:
     return {
         cell: {
             str(name): mine[name].to_numpy()
@@ -72,7 +101,7 @@ def predictions(spec: Spec, campaign: Campaign, cache: Path) -> Predictions:
 def _state(spec: Spec) -> str:
     """Of the priced runs and of all code that fits and judges them."""
     found = hashlib.sha256("".join(rows.state(name) for name, _ in spec.sets).encode())
-    for module in (judge, fit, terms, residual, training):
+    for module in (judging, fit, terms, residual, training):
         found.update(Path(str(module.__file__)).read_bytes())
     found.update(Path(__file__).with_name("campaigns.py").read_bytes())
     found.update(Path(__file__).read_bytes())

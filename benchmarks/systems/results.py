@@ -28,8 +28,8 @@ from systems.predictions import (
     SHIPPED,
     SIBLING,
     Predictions,
+    judge,
     kernels,
-    predictions,
     split,
 )
 from systems.rows import Array, Left, Runs
@@ -59,9 +59,9 @@ class Result:
 def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
     """Every figure of a campaign. ``earlier``: systems of versions before it, oldest first."""
     campaign, left = spec.load(cache)
-    final = campaign.choose()
+    kept_before = judge(spec, campaign, cache)
+    final, found = kept_before.final, kept_before.seconds
     fitted = {cell: campaign.coefficients(final, cell, frozenset()) for cell in campaign.cells}
-    found = predictions(spec, campaign, cache)
     records: list[Record] = []
     systems: list[System] = []
     unfit: list[tuple[Cell, str]] = []
@@ -91,8 +91,9 @@ def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
             systems.append(replace(made, mape=mape, composed_mape=plain))
     if spec is ARGONNE:
         systems = [replace(made, transfers=_carries(made, campaign, found)) for made in systems]
-    chosen = campaign.chosen
-    return Result(spec, records, chosen, final, fitted, systems, unfit, worst, left, helped)
+    return Result(
+        spec, records, kept_before.forms, final, fitted, systems, unfit, worst, left, helped
+    )
 
 
 def _system(

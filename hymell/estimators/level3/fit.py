@@ -54,7 +54,7 @@ class SystemFit:
         """
         if not len(time_s) or not (np.isfinite(time_s) & (time_s > 0)).all():
             raise HymellError("a system is fitted to measured runs, each of more than 0 seconds")
-        from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
 
         fixed = {name: 1.0 for name in MULTIPLIERS if name not in self.terms}
         groups = self._groups()
@@ -76,7 +76,7 @@ class SystemFit:
             # In units of the widths, so that seconds and multipliers are of one size.
             rows = np.vstack([design * width * scale[:, None], np.eye(len(names))])
             aims = np.concatenate([target * scale, prior / width])
-            found = lsq_linear(rows, aims, bounds=(0, np.inf), method="bvls").x * width
+            found = nnls(rows, aims)[0] * width
             error = (design @ found - target) / NOISE
             weight = (1 + error**2) ** -0.25
         values = self._values(found, groups, fixed)
