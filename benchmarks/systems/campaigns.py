@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hymell.errors import HymellError
+from hymell.estimators.level3.system import age
 from systems.judge import Campaign, Form, floored_forms, forms, served_forms
 from systems.rows import Left, Runs, joined, load
 
@@ -39,9 +40,9 @@ class Spec:
     one_row: str = ""
 
     def version_of(self, labels: pd.DataFrame) -> str:
-        """That of some runs of one engine; the year of the data where they differ or state none."""
-        found = set(labels["version"])
-        return self.version or (found.pop() if len(found) == 1 else _SILICON_YEAR)
+        """The newest that some runs of one engine state; the year of the data where none does."""
+        stated = [version for version in set(labels["version"]) if version[:1].isdigit()]
+        return self.version or max(stated, key=age, default=_SILICON_YEAR)
 
     @property
     def split(self) -> str:
@@ -83,7 +84,7 @@ def _moe(rows: pd.DataFrame) -> Any:
 #: GPUs whose served runs have calibrations of their own.
 _SILICON_GPUS: Final = (("h100-sxm", "H100"), ("h200-sxm", "H200"), ("b200-sxm", "B200"))
 
-#: Of runs of several versions.
+#: Of runs that state no version.
 _SILICON_YEAR: Final = "2025"
 
 

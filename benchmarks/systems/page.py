@@ -12,7 +12,6 @@ from systems.predictions import (
     ANALYTIC,
     COMPOSED,
     FITTED,
-    KEPT,
     NETWORK,
     SHEET,
     SHIPPED,
@@ -87,7 +86,7 @@ Errors are % of the measured time.
   which multipliers share a value and how firm the priors are was chosen without it too, by leaving
   out one by one the models that remained.
 - **with MLP**: the same with a network on top that may change it by 22% at most, trained without
-  the model too.
+  the model too. It is kept for a model where it is nearer on all, and on the models that remain.
 
 Median to bias are those of the fitted system; * misses its goal. A line with one run per
 configuration measured takes that run's difference or ratio for the others, and does not judge it.
@@ -157,25 +156,16 @@ def _words(result: Result) -> Iterator[str]:
 
 
 def _network(result: Result) -> Iterator[str]:
-    """Where a network on top was kept, and what that made of the cell."""
-    every = next(reversed(result.spec.subsets))
-    words = []
-    for (gpu, library), (kept, of) in result.helped.items():
-        figures = {
-            record["estimator"]: record["mape"]
-            for record in result.records
-            if (record["gpu"], record["library"]) == (gpu, library)
-            and record["set"] == f"{result.spec.name}: {every}"
-        }
-        said = f", where its choice makes {figures[KEPT]:.1f}" if kept and KEPT in figures else ""
-        words.append(f"{library} on {gpu} in {kept} of {of}{said}")
-    if words:
+    """What a network on top makes of each cell, and where the other models would keep it."""
+    if not result.helped:
+        return
+    yield "| GPU | engine | fitted, all runs | with MLP | kept in hold-outs | MLP where kept |"
+    yield "|---" * 6 + "|"
+    for (gpu, library), (kept, of, alone, always, chosen) in result.helped.items():
         yield (
-            "A network on top helped on the models that remained: "
-            + "; ".join(words)
-            + " hold-outs."
+            f"| {gpu} | {library} | {alone:.1f} | {always:.1f} | {kept} of {of} | {chosen:.1f} |"
         )
-        yield ""
+    yield ""
 
 
 def _value(name: str, value: float) -> str:
@@ -231,8 +221,11 @@ def _ships(results: Sequence[Result]) -> Iterator[str]:
 composition: on the very GPU, or on the nearest one with the same kernels where those of relatives
 helped too. Else it uses typical overheads, and says so. It takes those of the newest version;
 `--engine-version` asks for another. Served runs time decode alone: prefill's multiplier is then
-that of the version before on this GPU, or 1. A year stands for runs of several versions, or of none
-that is stated. Nothing ships where the plain composition is nearer, or of one model only."""
+that of the version before on this GPU, or 1. Runs of several versions stand under the newest, a
+year stands for runs that state none. Nothing ships where the plain composition is nearer, where a
+multiplier is beyond 0.5 to 2 (no overhead is that large, so a calibration is wrong), or of one
+model only. Systems ship without the network on top: the tables above say what it makes of each
+cell, and chosen by the models that remain it gains little, or loses."""
     yield ""
     for result in results:
         for system in result.systems:

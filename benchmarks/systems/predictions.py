@@ -17,7 +17,6 @@ from hymell.estimators.level1.device import Device
 from hymell.estimators.level3 import fit, residual, terms
 from hymell.hardware import load_gpu
 from systems import judge as judging
-from systems import rows
 from systems.campaigns import Spec
 from systems.judge import Campaign, Cell, Form
 from systems.rows import Array, Runs
@@ -64,7 +63,7 @@ def split(spec: Spec, estimator: str) -> str:
 
 def judge(spec: Spec, campaign: Campaign, cache: Path) -> Judged:
     """Every prediction of a campaign, from ``cache`` where it has them."""
-    name = f"predictions-{spec.name.replace(' ', '-')}-{_state(spec)}"
+    name = f"predictions-{spec.name.replace(' ', '-')}-{_state(campaign)}"
     file, forms = cache / f"{name}.parquet", cache / f"{name}.json"
     if not file.is_file() or not forms.is_file():
         chosen = {model: asdict(form) for model, form in campaign.chosen.items()}
@@ -98,12 +97,16 @@ def _by_cell(campaign: Campaign, kept: pd.DataFrame) -> Predictions:
     }
 
 
-def _state(spec: Spec) -> str:
-    """Of the priced runs and of all code that fits and judges them."""
-    found = hashlib.sha256("".join(rows.state(name) for name, _ in spec.sets).encode())
+def _state(campaign: Campaign) -> str:
+    """Of the priced runs, the forms to choose among and all code that fits and judges them."""
+    runs = campaign.runs
+    numbers = [runs.time_s, runs.sheet_s, runs.analytic_s, runs.composed_s]
+    numbers += [*runs.terms.values(), *runs.sizes.values()]
+    found = hashlib.sha256(np.concatenate(numbers).tobytes())
+    words = [runs.labels.to_csv(), *map(str, campaign.group), *map(repr, campaign.forms)]
+    found.update("\n".join(words).encode())
     for module in (judging, fit, terms, residual, training):
         found.update(Path(str(module.__file__)).read_bytes())
-    found.update(Path(__file__).with_name("campaigns.py").read_bytes())
     found.update(Path(__file__).read_bytes())
     return found.hexdigest()[:16]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hymell.errors import HymellError
 from hymell.estimators.calibrated import system_for
 from hymell.estimators.level3.system import System
-from hymell.estimators.level3.terms import TERMS, total
+from hymell.estimators.level3.terms import MULTIPLIERS, TERMS, total
 from hymell.hardware import load_gpu
 from systems.campaigns import ARGONNE, Spec
 from systems.judge import Campaign, Cell, Form
@@ -41,7 +41,8 @@ Record = dict[str, Any]
 class Result:
     """What came out for one campaign; ``worst``: groups of runs with the largest mean errors.
 
-    ``helped``: by cell, in how many hold-outs of how many a network on top was kept.
+    ``helped``: by cell, in how many hold-outs of how many a network on top was kept, and the MAPE
+    without it, with it, and with it where it was kept.
     """
 
     spec: Spec
@@ -53,7 +54,7 @@ class Result:
     unfit: Sequence[tuple[Cell, str]]
     worst: Sequence[tuple[Cell, str, str, int, float, float]]
     left: Sequence[Left]
-    helped: Mapping[Cell, tuple[int, int]]
+    helped: Mapping[Cell, tuple[int, int, float, float, float]]
 
 
 def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
@@ -66,7 +67,7 @@ def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
     systems: list[System] = []
     unfit: list[tuple[Cell, str]] = []
     worst: list[tuple[Cell, str, str, int, float, float]] = []
-    helped: dict[Cell, tuple[int, int]] = {}
+    helped: dict[Cell, tuple[int, int, float, float, float]] = {}
     for cell, predicted in found.items():
         runs = campaign.runs.take(campaign.cells[cell])
         version = spec.version_of(runs.labels)
@@ -80,11 +81,15 @@ def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
         held = predicted[FITTED]
         groups = campaign.group[campaign.cells[cell]]
         kept = set(groups[predicted[KEPT] == predicted[NETWORK]])
-        helped[cell] = len(kept), len(np.unique(groups))
+        figures = [_mape(predicted[name], runs) for name in (FITTED, NETWORK, KEPT)]
+        helped[cell] = (len(kept), len(np.unique(groups)), *figures)
         records += one_row_records(spec, cell, runs, predicted)
         worst += _worst(cell, runs, held)
         mape, plain = _mape(held, runs), _mape(runs.composed_s, runs)
-        if mape >= plain or spec.by != "model":
+        if spec.by != "model":
+            # Other numbers of GPUs are no other models.
+            continue
+        if mape >= plain or not _plausible(fitted[cell]):
             unfit.append((cell, version))
         else:
             made = _system(spec, cell, version, fitted[cell], runs, earlier)
@@ -94,6 +99,15 @@ def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
     return Result(
         spec, records, kept_before.forms, final, fitted, systems, unfit, worst, left, helped
     )
+
+
+def _plausible(values: Mapping[str, float]) -> bool:
+    """Whether no kernel is off by a factor of 2: more is no overhead, but a wrong calibration."""
+    served = [values[name] for name in MULTIPLIERS if name in values and name != "prefill"]
+    return all(1 / _FURTHEST < value < _FURTHEST for value in served)
+
+
+_FURTHEST = 2.0
 
 
 def _system(
@@ -111,6 +125,9 @@ def _system(
         coefficients["prefill"] = before[-1].value("prefill") if before else 1.0
         whose = f"that of {before[-1].version}" if before else "1, never measured"
         source += f" (decode; prefill's multiplier is {whose})"
+    stated = sorted(set(runs.labels["version"]))
+    if len(stated) > 1:
+        source += f", versions {', '.join(stated)}"
     models = tuple(sorted(runs.labels["zoo"].unique()))
     return System(cell[1], cell[0], version, source, coefficients, len(runs), models, 0.0, 0.0)
 

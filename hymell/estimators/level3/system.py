@@ -75,10 +75,10 @@ def fitted_systems(engine: str) -> tuple[tuple[str, str], ...]:
     """(GPU, version) of an engine's shipped systems, newest versions first; reads no file."""
     stems = (path.stem.partition("@") for path in (FOLDER / engine).glob("*@*.json"))
     found = sorted((gpu, version) for gpu, _, version in stems)
-    return tuple(sorted(found, key=lambda pair: _age(pair[1]), reverse=True))
+    return tuple(sorted(found, key=lambda pair: age(pair[1]), reverse=True))
 
 
-def _age(version: str) -> tuple[bool, tuple[int, ...], str]:
+def age(version: str) -> tuple[bool, tuple[int, ...], str]:
     """What sorts versions, oldest first; a year, where nobody stated one, is before all others."""
     numbers = tuple(int(digits) for digits in re.findall(r"\d+", version))
     return not re.fullmatch(r"\d{4}", version), numbers, version
