@@ -11,7 +11,7 @@ from own.judge import ADDED, BOTH, COUNTS, DRAWS, FACTORS, SHIPPED, Line, Result
 from own.rows import JUDGES
 
 #: (campaign, gpu, library) -> goal in % with one run per configuration.
-GOALS: Final = {("mlenergy_v3 MoE", "h100-sxm", "vllm"): 6.0}
+GOALS: Final = {("mlenergy_v3 H100 MoE", "h100-sxm", "vllm"): 6.0}
 
 _INTRO: Final = f"""
 # Accuracy with runs of one's own

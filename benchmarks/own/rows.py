@@ -12,13 +12,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from systems.campaigns import SPECS
+from systems.predictions import FITTED, judge
 
 from hymell.estimators.offset_fit import PRIORS
 
 Array = NDArray[np.float64]
 
 #: Campaigns with several models, so that every estimate is by a system without the model.
-CAMPAIGNS: Final = ("argonne", "mlenergy_v3 dense", "mlenergy_v3 MoE", "aic_silicon H100")
+CAMPAIGNS: Final = ("argonne", "mlenergy_v3 H100", "mlenergy_v3 B200", "aic_silicon H100")
+
+#: Those whose dense models stand apart from models with experts, and how.
+_SPLIT: Final = ("mlenergy_v3 H100", "mlenergy_v3 B200")
+_KINDS: Final = {" dense": np.logical_not, " MoE": np.asarray}
+_WHOLE: Final = {"": lambda moe: np.ones(len(moe), dtype=bool)}
 
 #: What offsets belong to.
 CONFIGURATION: Final = ("gpu", "library", "version", "model", "dtype", "n_gpus")
@@ -70,17 +76,22 @@ def campaigns(cache: Path) -> list[Held]:
             continue
         print(spec.name, file=sys.stderr, flush=True)
         campaign, _ = spec.load(cache)
-        parts: list[Configuration] = []
-        too_few = 0
-        for cell, rows in campaign.cells.items():
-            if len(np.unique(campaign.group[rows])) == 1:
-                continue
-            runs = campaign.runs.take(rows)
-            columns = _columns(runs.labels, dict(runs.terms), campaign.held_out(cell))
-            found_here = list(_split(runs, columns, campaign.group[rows]))
-            parts += [each for each in found_here if len(each) >= 3 + JUDGES]
-            too_few += sum(len(each) for each in found_here if len(each) < 3 + JUDGES)
-        found.append(Held(spec.name, spec.title, tuple(parts), too_few))
+        seconds = judge(spec, campaign, cache).seconds
+        # One fit prices dense models and models with experts; what one run is worth differs.
+        for kind, of_kind in _KINDS.items() if spec.name in _SPLIT else _WHOLE.items():
+            parts: list[Configuration] = []
+            too_few = 0
+            for cell, rows in campaign.cells.items():
+                if len(np.unique(campaign.group[rows])) == 1:
+                    continue
+                mine = of_kind(campaign.runs.labels["moe"].to_numpy(dtype=bool)[rows])
+                runs = campaign.runs.take(rows[mine])
+                estimate_s = seconds[cell][FITTED][mine]
+                columns = _columns(runs.labels, dict(runs.terms), estimate_s)
+                found_here = list(_split(runs, columns, campaign.group[rows[mine]]))
+                parts += [each for each in found_here if len(each) >= 3 + JUDGES]
+                too_few += sum(len(each) for each in found_here if len(each) < 3 + JUDGES)
+            found.append(Held(f"{spec.name}{kind}", spec.title, tuple(parts), too_few))
     return found
 
 
