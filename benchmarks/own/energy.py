@@ -1,12 +1,12 @@
 """Time and energy of served runs as a report gives them, before and after runs of one's own.
 
-The estimate is a report's: shipped calibrations and systems, none fitted to these runs.
+The estimate is a report's: shipped calibrations and systems of 2024, none fitted to these runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +17,12 @@ from hymell.analysis.own_fit import Priced, fitted, price_runs
 from hymell.analysis.own_runs import OwnRun
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
-from hymell.estimators.calibrated import choose
+from hymell.estimators.calibrated import Calibrated, choose, system_for
+from hymell.estimators.level3.system import fitted_systems
 from hymell.estimators.offset_fit import ENERGY_WIDTH
 from hymell.estimators.offsets import Offsets
 from hymell.estimators.predict import deploy
-from hymell.hardware import find_gpu
+from hymell.hardware import Gpu, find_gpu
 from hymell.measure.e2e import read_runs
 from hymell.op_registry.engines import get_engine
 from hymell.workload import Parallel, Precision
@@ -157,9 +158,18 @@ def _deployed(named: Mapping[str, Any]) -> Deployment:
         gpu=gpu,
         engine=engine,
         precision=Precision.of(named["dtype"]),
-        estimator=choose(gpu, engine.name),
+        estimator=_unseen(gpu, engine.name),
         parallel=Parallel(tp, ep),
     )
+
+
+def _unseen(gpu: Gpu, engine: str) -> Calibrated | None:
+    """What a report prices with, but for systems that were fitted to these very runs."""
+    found = choose(gpu, engine)
+    if found is None:
+        return None
+    older = (gpu.name, "2024") in fitted_systems(engine)
+    return replace(found, system=system_for(gpu, engine, "2024") if older else None)
 
 
 def _runs(named: Mapping[str, Any], rows: pd.DataFrame, parallel: Parallel) -> Iterator[OwnRun]:

@@ -68,8 +68,8 @@ class Board:
 class Machine:
     """Everything that a report on this machine rests on; ``problems`` say what to mend and how.
 
-    ``calibrations`` are (GPU, library), ``systems`` (GPU, engine, version); ``data`` is the folder of
-    measurements, None where there is none, which only fitting and judging need.
+    ``calibrations`` are (GPU, library), ``systems`` (GPU, engine, version); ``data`` is the folder
+    of measurements, None where there is none, which only fitting and judging need.
     """
 
     hymell: str
