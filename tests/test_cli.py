@@ -69,6 +69,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return call
 
 
+def test_the_version_of_an_engine_reaches_the_price(api: FakeApi, run: Run) -> None:
+    for command in ("report", "kernels", "blocks"):
+        status, _, _ = run(command, MODEL, "--engine-version", "0.11.1")
+        assert status == 0
+        assert api.called[-1][1]["engine_version"] == "0.11.1"
+        run(command, MODEL)
+        assert api.called[-1][1]["engine_version"] is None
+
+
 # --- what commands print ---------------------------------------------------------------------
 
 

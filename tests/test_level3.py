@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from deployments import H100, SERVING, toy
 from systems.judge import Campaign, Form
+from systems.results import with_one_row
 from systems.rows import LABELS, Runs
 
 import hymell
@@ -309,7 +310,8 @@ def campaign(changed: str = "", factor: float = 1.0) -> Campaign:
             labels.append(rows.assign(gpu=gpu, library="l", zoo=model, n_gpus=1))
     terms, table = stacked(parts), pd.concat(labels, ignore_index=True)
     time_s = total(terms, TRUE) * np.where(table["zoo"] == changed, factor, 1.0)
-    runs = Runs(table, terms, time_s, time_s, time_s, time_s, {})
+    sizes = {name: np.full(len(time_s), 2.0) for name in SIZES}
+    runs = Runs(table, terms, time_s, time_s, time_s, time_s, sizes)
     host = ("step_s", "sequence_s", "logit_s")
     every = [
         Form(("prefill", "dense", "attention", "gqa", *host), (), 1.0, pooled)
@@ -345,3 +347,25 @@ def test_another_gpu_is_judged_without_its_runs() -> None:
     changed.runs.time_s[changed.cells["a", "l"]] *= 1.2
     changed.__dict__["chosen"] = found.chosen
     assert changed.abroad(("a", "l"), [("b", "l")]) == pytest.approx(away)
+
+
+def test_one_measured_run_calibrates_its_configuration_and_is_not_judged() -> None:
+    runs = campaign().runs
+    off = np.where(runs.labels["zoo"] == "x", 0.7, np.where(runs.labels["zoo"] == "y", 1.3, 1.0))
+    found, left = with_one_row(runs, runs.time_s * off)
+    configurations = runs.labels.groupby(["zoo", "dtype", "n_gpus", "library"]).ngroups
+    assert (~left).sum() == configurations
+    assert found == pytest.approx(runs.time_s), "the errors are ratios, and ratios are chosen"
+    shifted = runs.time_s + np.where(runs.labels["zoo"] == "x", 0.5, 0.2)
+    assert with_one_row(runs, shifted)[0] == pytest.approx(runs.time_s), "and so are differences"
+
+
+def test_a_network_on_top_has_not_seen_the_model_either() -> None:
+    plain, slower = campaign(), campaign("x", 1.5)
+    cell = ("a", "l")
+    of_x = plain.group[plain.cells[cell]] == "x"
+    first, second = plain.with_network(cell), slower.with_network(cell)
+    assert first[of_x] == pytest.approx(second[of_x], rel=1e-9)
+    assert np.abs(np.log(second / slower.held_out(cell))).max() <= BOUND + 1e-6
+    alone, again = plain.networks_alone(cell), slower.networks_alone(cell)
+    assert alone[of_x] == pytest.approx(again[of_x] / 1.5, rel=1e-9)
