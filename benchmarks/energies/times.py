@@ -119,12 +119,13 @@ def _campaigns(name: str, cache: Path) -> Iterator[Campaign]:
 
 def _few_forms(runs: system_rows.Runs, widths: tuple[float, ...]) -> list[judge.Form]:
     """Forms with all host terms, whose priors come from the same engine on other GPUs or none."""
-    return [
-        replace(form, width=width)
+    found = [
+        replace(form, width=width, first=1)
         for form in judge.forms(runs)
         for width in widths
-        if form.width == 1 and form.pooled != "all" and set(form.terms) >= _HOST
+        if set(form.terms) >= _HOST
     ]
+    return list(dict.fromkeys(found))
 
 
 def _version_2() -> system_rows.Runs:

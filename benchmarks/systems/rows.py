@@ -139,7 +139,17 @@ def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
 
 #: Parts of the package that no price of a kernel comes from.
 _NOT_PRICES: Final = frozenset(
-    {"report", "cli", "systems", "api.py", "fit.py", "residual.py", "system.py", "training.py"}
+    {
+        "report",
+        "cli",
+        "systems",
+        "energies",
+        "api.py",
+        "fit.py",
+        "residual.py",
+        "system.py",
+        "training.py",
+    }
 )
 
 
