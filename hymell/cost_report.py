@@ -138,6 +138,29 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How near an estimator was to models that it had not seen.
+
+    ``mape`` is the mean absolute error in % over ``rows`` runs of ``models`` models of this
+    ``kind`` ("dense models", "models with experts") in ``sets``, each left out of the fit; None,
+    and ``note`` says why, where there are none. ``gpus`` is "one" or "several", ``load`` "static"
+    (batches that start together) or "served". ``in_range`` is False for a workload beyond those
+    measured; ``note`` says in what.
+    """
+
+    estimator: str = ""
+    kind: str = ""
+    gpus: str = ""
+    load: str = ""
+    mape: float | None = None
+    rows: int = 0
+    models: int = 0
+    sets: tuple[str, ...] = ()
+    in_range: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CostReport:
     """What one workload of one model costs; see `hymell.predict`.
 
@@ -145,6 +168,9 @@ class CostReport:
     energy, power, ``tdp_w``, ``cost`` and ``gco2`` of all GPUs, here and in phases, blocks and
     kernels; FLOPs, bytes, launches and sizes of one GPU of each stage; ``memory`` of the fullest
     GPU.
+    ``intervals`` are (low, high) of quantities by the names of their fields, which are to hold
+    ``interval_level`` of all runs; ``accuracy`` says of the same names, where they are estimated
+    and not derived, how near their estimator was, or why there is no interval.
     """
 
     model: str
@@ -174,6 +200,9 @@ class CostReport:
     parallel: Mapping[str, int] = field(default_factory=lambda: dict(_ONE_GPU))
     energy_per_request_j: float = 0.0
     tdp_w: float = 0.0
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    interval_level: float = 0.9
+    accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

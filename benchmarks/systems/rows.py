@@ -150,6 +150,7 @@ _NOT_PRICES: Final = frozenset(
         "system.py",
         "training.py",
     }
+    | {"conformal.py", "intervals.py", "intervals.json", "bounded.py", "cost_report.py"}
 )
 
 

@@ -168,3 +168,18 @@ def _share(part: float, whole: float) -> float:
 def _number(value: object) -> float:
     """The one entry of an array of one workload, or a number."""
     return float(np.ravel(value)[0])  # type: ignore[call-overload]
+
+
+def beyond_measured(kernels: Iterable[KernelCost]) -> dict[str, float]:
+    """By phase, and as "energy" over both, the share of kernel time beyond measured sizes.
+
+    Kernels that no measurement prices do not count.
+    """
+    spent: dict[str, list[float]] = {}
+    for kernel in kernels:
+        outside = 0.0 if kernel.in_range or not kernel.calibration else kernel.time_s
+        for name in (kernel.phase, "energy"):
+            whole = spent.setdefault(name, [0.0, 0.0])
+            whole[0] += outside
+            whole[1] += kernel.time_s
+    return {name: _share(part, whole) for name, (part, whole) in spent.items()}

@@ -7,7 +7,7 @@ energy from the power model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,13 +17,16 @@ from numpy.typing import ArrayLike
 from hymell.cost_report import CostReport, KernelCost, PhaseCost
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment, Estimator
+from hymell.estimators.bounded import accuracies, intervals
 from hymell.estimators.breakdown import (
+    beyond_measured,
     block_costs,
     calibrated_share_of_energy,
     coverage,
     kernel_costs,
 )
 from hymell.estimators.calibrated import Calibrated
+from hymell.estimators.conformal import LEVEL
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.links import Linked
@@ -107,6 +110,7 @@ def price(
     estimator: Estimator | None = None,
     parallel: Parallel = SINGLE,
     offsets: Offsets | None = None,
+    bounds: bool = False,
 ) -> dict[str, Array]:
     """Cost of many workloads of one model; ``B``, ``prompt``, ``output`` broadcast to one shape.
 
@@ -116,7 +120,9 @@ def price(
     Returns arrays of that shape: ``ttft_s``, ``tpot_s`` (0 where output is 1: nothing is decoded),
     ``latency_s``, ``tokens_per_s``, ``energy_j``, ``energy_per_output_token_j``, and per phase
     ``prefill_*`` and ``decode_*``: ``flops``, ``flops_causal``, ``bytes``, ``weight_bytes``,
-    ``time_s``, ``energy_j``, ``launches``. Memory is not checked. Raises HymellError for values
+    ``time_s``, ``energy_j``, ``launches``. With ``bounds`` also ``*_low`` and ``*_high`` of what
+    has an interval (`bounded.intervals`; ranges of kernels are not looked at). Memory is not
+    checked. Raises HymellError for values
     below 1 or absurdly large, and for a workload that no traced region holds.
     """
     model = deploy(
@@ -139,7 +145,7 @@ def price(
     found: dict[str, Array] = {}
     for start in range(0, rows, CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
-        for name, values in _price_rows(model, *(v[part] for v in flat)).items():
+        for name, values in _price_rows(model, [v[part] for v in flat], bounds).items():
             found.setdefault(name, np.empty(rows))[part] = values
     return {name: values.reshape(shape) for name, values in found.items()}
 
@@ -155,7 +161,8 @@ def _check(arrays: Iterable[Array]) -> None:
             raise HymellError(f"every {name} must be a whole number from 1 to {most}")
 
 
-def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> dict[str, Array]:
+def _price_rows(model: Deployment, workloads: Sequence[Array], bounds: bool) -> dict[str, Array]:
+    B, prompt, output = workloads
     prefill = prefill_totals(model, B, prompt)
     decode = decode_totals(model, B, prompt, output)
     power = PowerModel.of(model.gpu)
@@ -168,15 +175,18 @@ def _price_rows(model: Deployment, B: Array, prompt: Array, output: Array) -> di
     latency_s = prefill.time_s + decode.time_s
     joules = costs["prefill_energy_j"] + costs["decode_energy_j"]
     tokens = B * output
-    return {
+    costs |= {
         "ttft_s": prefill.time_s,
         "tpot_s": decode.time_s / np.maximum(output - 1, 1),
         "latency_s": latency_s,
         "tokens_per_s": tokens / latency_s,
         "energy_j": joules,
         "energy_per_output_token_j": joules / tokens,
-        **costs,
     }
+    if bounds:
+        for name, (low, high) in intervals(model, costs, B, prompt, output).items():
+            costs |= {f"{name}_low": low, f"{name}_high": high}
+    return costs
 
 
 def predict_graph(
@@ -238,6 +248,15 @@ def predict_graph(
     joules = prefill.energy_j + decode.energy_j
     tokens = workload.batch * workload.output
     lowered = [detail.kernel for found in details.values() for detail in found]
+    beyond = beyond_measured(kernels)
+    costs = {
+        "ttft_s": totals["prefill"].time_s,
+        "tpot_s": totals["decode"].time_s / max(decode.steps, 1),
+        "decode_time_s": totals["decode"].time_s,
+        "energy_j": np.array([joules]),
+        "energy_per_output_token_j": np.array([joules / tokens]),
+    }
+    spans = intervals(model, costs, B, prompt, output, beyond=beyond)
     return CostReport(
         model=graph.facts.name,
         gpu=gpu.name,
@@ -266,6 +285,13 @@ def predict_graph(
         cost=_per_unit(price_per_hour, parallel.gpus * latency_s / 3600, workload),
         gco2=_per_unit(gco2_per_kwh, joules / _JOULES_PER_KWH, workload),
         parallel=parallel.to_dict(),
+        intervals={
+            name: (float(low[0]), float(high[0]))
+            for name, (low, high) in spans.items()
+            if name != "tpot_s" or decode.steps
+        },
+        interval_level=LEVEL,
+        accuracy=accuracies(model, workload.batch, workload.prompt, workload.output, beyond=beyond),
     )
 
 

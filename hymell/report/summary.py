@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from hymell.cost_report import CostReport, KernelCost, PhaseCost
+from hymell.cost_report import Accuracy, CostReport, KernelCost, PhaseCost
 from hymell.report import units
 from hymell.report.document import Column, Document, Fact, Facts, Notes, Section, Table, View
 from hymell.report.kernel_text import sizes_text
@@ -21,6 +21,11 @@ def report_view(report: CostReport) -> View:
     """The whole report: page, JSON (docs/report.schema.json) and a flat record of its totals."""
     data = report.to_dict()
     record = {key: value for key, value in data.items() if key not in ("blocks", "kernels")}
+    record["intervals"] = {
+        f"{name}_{end}": value
+        for name, ends in report.intervals.items()
+        for end, value in zip(("low", "high"), ends, strict=True)
+    }
     return View(report_document(report), data, (record,))
 
 
@@ -29,6 +34,8 @@ def report_document(report: CostReport) -> Document:
     sections: list[Section] = [headline(report)]
     if report.warnings:
         sections.append(Notes("Warnings", report.warnings))
+    if report.accuracy:
+        sections.append(Notes("Accuracy", accuracy_lines(report)))
     sections += [
         time_by_block(report),
         top_kernels(report),
@@ -80,18 +87,23 @@ def headline(report: CostReport) -> Facts:
     if report.parallel["gpus"] > 1:
         energy = f"all {report.parallel['gpus']} GPUs, {energy}"
         counted = "FLOPs of the run on one GPU of each stage"
-    per_token_j = units.joules(report.energy_per_output_token_j)
-    rate = f"{units.number(report.tokens_per_s)} tokens/s"
-    facts = [Fact("TTFT", units.seconds(report.ttft_s), "time to first token: one prefill")]
+    ends = report.intervals.get
+    per_token_j = units.joules(report.energy_per_output_token_j, ends("energy_per_output_token_j"))
+    rate = units.with_interval(
+        f"{units.number(report.tokens_per_s)} tokens/s", ends("tokens_per_s")
+    )
+    first = units.seconds(report.ttft_s, ends("ttft_s"))
+    facts = [Fact("TTFT", first, "time to first token: one prefill")]
     if report.tpot_s is not None:
         remark = f"time per output token, mean over {report.decode.steps:,} decode steps"
-        facts.append(Fact("TPOT", units.seconds(report.tpot_s), remark))
-    facts.append(Fact("Latency", units.seconds(report.latency_s), whole))
+        facts.append(Fact("TPOT", units.seconds(report.tpot_s, ends("tpot_s")), remark))
+    facts.append(Fact("Latency", units.seconds(report.latency_s, ends("latency_s")), whole))
     if _generates(report):
         facts.append(Fact("Throughput", rate, "output tokens"))
     request_j = units.joules(report.energy_per_request_j)
     share = f", {request_j} per request" if batch > 1 else ""
-    facts.append(Fact("Energy", units.joules(report.energy_j), f"{energy}; {whole}{share}"))
+    joules = units.joules(report.energy_j, ends("energy_j"))
+    facts.append(Fact("Energy", joules, f"{energy}; {whole}{share}"))
     if _generates(report):
         facts.append(Fact("Energy per token", per_token_j, f"{energy}; J per output token"))
     facts += [
@@ -293,3 +305,30 @@ def coverage_lines(report: CostReport) -> tuple[str, ...]:
         for op, times, part in coverage.unknown
     ]
     return tuple(lines)
+
+
+#: What the quantities of `CostReport.accuracy` are called.
+_QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "energy_j": "Energy"}
+
+
+def accuracy_lines(report: CostReport) -> tuple[str, ...]:
+    """How near the very estimators of this report were to models that they had not seen."""
+    lines = [f"{_QUANTITIES[name]}: {_near(found)}" for name, found in report.accuracy.items()]
+    if report.intervals:
+        lines.append(
+            f"in brackets: {report.interval_level:.0%} intervals, from errors on models left out"
+        )
+    return tuple(lines)
+
+
+def _near(found: Accuracy) -> str:
+    if found.mape is None:
+        return f"no interval: {found.note}"
+    one = "one GPU" if found.gpus == "one" else "several GPUs"
+    served = ", served" if found.load == "served" else ""
+    kind = found.kind if found.models > 1 else found.kind.replace("models", "model", 1)
+    text = (
+        f"{found.estimator}, {found.mape:.1f}% off on {found.models} {kind} left out "
+        f"({found.rows} {'runs' if found.rows > 1 else 'run'} on {one}{served})"
+    )
+    return f"{text}; {found.note}" if found.note else text

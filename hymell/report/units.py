@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
+
+#: Low and high ends, in the unit of the value that they belong to; None: not known.
+Interval: TypeAlias = tuple[float, float] | None
 
 _SECONDS = ((1e-9, "ns"), (1e-6, "us"), (1e-3, "ms"), (1.0, "s"), (3600.0, "h"))
 _DECIMAL = ((1.0, ""), (1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"), (1e15, "P"), (1e18, "E"))
@@ -26,9 +29,16 @@ def count(value: float) -> str:
     return f"{round(value):,}"
 
 
-def seconds(value: float) -> str:
-    """A duration: ``812 us``, ``6.12 ms``, ``1.50 h``."""
-    return _scaled(value, _SECONDS)
+def with_interval(text: str, ends: Interval, factor: float = 1.0) -> str:
+    """``12.3 ms (11.6-13.1)``: a text, and the ends in units of ``factor``."""
+    if ends is None:
+        return text
+    return f"{text} ({number(ends[0] / factor)}-{number(ends[1] / factor)})"
+
+
+def seconds(value: float, interval: Interval = None) -> str:
+    """A duration: ``812 us``, ``6.12 ms``, ``1.50 h``; ``12.3 ms (11.6-13.1)`` with an interval."""
+    return _scaled(value, _SECONDS, interval)
 
 
 def data(value: float) -> str:
@@ -58,9 +68,9 @@ def flops(value: float) -> str:
     return _prefixed(value, "FLOP")
 
 
-def joules(value: float) -> str:
-    """Energy: ``12.0 mJ``, ``3.20 kJ``."""
-    return _scaled(value, tuple((f, f"{p}J") for f, p in (*_SMALL, *_DECIMAL)))
+def joules(value: float, interval: Interval = None) -> str:
+    """Energy: ``12.0 mJ``, ``3.20 kJ (2.90-3.60)``."""
+    return _scaled(value, tuple((f, f"{p}J") for f, p in (*_SMALL, *_DECIMAL)), interval)
 
 
 def watts(value: float) -> str:
@@ -114,13 +124,13 @@ def _prefixed(value: float, unit: str) -> str:
     return _scaled(value, tuple((factor, f"{prefix}{unit}") for factor, prefix in _DECIMAL))
 
 
-def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+def _scaled(value: float, units: tuple[tuple[float, str], ...], interval: Interval = None) -> str:
     if value == 0 or not math.isfinite(value):
         unit = next((name for factor, name in units if factor == 1.0), units[0][1])
-        return f"{number(value)} {unit}".strip()
+        return with_interval(f"{number(value)} {unit}".strip(), interval)
     rounded = float(f"{value:.3g}")
     factor, unit = units[0]
     for candidate, name in units:
         if abs(rounded) >= candidate * (1 - 1e-9):
             factor, unit = candidate, name
-    return f"{number(value / factor)} {unit}".strip()
+    return with_interval(f"{number(value / factor)} {unit}".strip(), interval, factor)

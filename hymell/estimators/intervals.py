@@ -1,0 +1,190 @@
+"""90% intervals of times and energy: factors on a prediction, measured on models left out.
+
+``hymell/hardware/intervals.json``, written by `benchmarks/intervals.py`, holds for each way of
+pricing (`RUNGS`, from the nearest to the farthest), engine, GPU, phase and kind of model the bounds
+of measured / predicted (`conformal`). A report takes those of the way in which it is priced; out of
+the ranges that were measured, those of the next rung too, and so on to one whose ranges hold it.
+Bounds of a rung hold those of the rungs before it, so that nothing transferred or out of range is
+ever narrower than at home. An engine without measured runs has no interval.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import hymell.hardware
+from hymell.errors import HymellError
+from hymell.estimators.conformal import LEVEL, hull
+
+SCHEMA_VERSION: Final = 1
+
+FILE: Final = Path(hymell.hardware.__file__).parent / "intervals.json"
+
+OWN, TRANSFERRED = "own system", "system transferred"
+LEVEL1, LEVEL1_TRANSFERRED = "level 1", "level 1 transferred"
+SHEET = "data sheet"
+
+#: How a run can be priced, the nearest first.
+RUNGS: Final = (OWN, TRANSFERRED, LEVEL1, LEVEL1_TRANSFERRED, SHEET)
+
+#: Those that a fitted system takes part in.
+SYSTEMS: Final = (OWN, TRANSFERRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Mean absolute error in % on models left out, and on how many runs and models."""
+
+    mape: float
+    rows: int
+    models: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Bounds of log(measured / predicted) of one way of pricing, and the runs behind them.
+
+    ``gpu`` "" pools all GPUs. ``source`` names the runs of a system, "" where there is none.
+    ``load`` is "static" for batches that start together, "served" for a server's. ``kind`` is
+    "dense" or "moe". ``judged``: by GPUs, "one" or "several". Ranges are those of the runs, both
+    ends included; ``tokens`` are prompt and output of a sequence, ``formats`` those of weights.
+    """
+
+    rung: str
+    engine: str
+    gpu: str
+    source: str
+    load: str
+    phase: str
+    kind: str
+    low: float
+    high: float
+    rows: int
+    models: int
+    sets: tuple[str, ...]
+    judged: Mapping[str, Judged]
+    batch: tuple[float, float]
+    tokens: tuple[float, float]
+    gpus: tuple[int, int]
+    formats: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the file holds it."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain["judged"] = {
+            name: {"mape": j.mape, "rows": j.rows, "models": j.models}
+            for name, j in self.judged.items()
+        }
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Factors on a prediction, from its own rung outwards.
+
+    ``entries`` are those measured, the first that of the rung that prices, or of the nearest one
+    beyond it. ``factors`` belong to them: each holds all before it.
+    """
+
+    entries: tuple[Entry, ...]
+    factors: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Book:
+    """All entries, and the search among them."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def find(
+        self, rung: str, engine: str, gpu: str, source: str, phase: str, kind: str
+    ) -> Entry | None:
+        """The entry of a rung: this GPU's first, then all GPUs'; static batches first."""
+        wanted = source if rung in SYSTEMS else ""
+        fitting = [
+            entry
+            for entry in self.entries
+            if (entry.rung, entry.engine, entry.source, entry.phase, entry.kind)
+            == (rung, engine, wanted, phase, kind)
+            and entry.gpu in (gpu, "")
+            and not (rung == OWN and entry.gpu != gpu)
+        ]
+        return min(fitting, key=lambda e: (e.gpu != gpu, e.load != "static"), default=None)
+
+    def bounds(
+        self,
+        rung: str,
+        engine: str,
+        gpu: str,
+        source: str,
+        phase: str,
+        kind: str,
+        *,
+        home: str = "",
+    ) -> Bounds | None:
+        """Bounds of what is priced by ``rung``, None where neither it nor any beyond was measured.
+
+        ``source`` and ``home`` are the runs and the GPU of its system, "" without one.
+        """
+        place = RUNGS.index(rung)
+        nearer: list[Entry] = []
+        entries: list[Entry] = []
+        factors: list[tuple[float, float]] = []
+        for step, name in enumerate(RUNGS):
+            found = self.find(name, engine, home if name == OWN else gpu, source, phase, kind)
+            if found is None:
+                continue
+            nearer.append(found)
+            if step >= place:
+                low, high = hull((entry.low, entry.high) for entry in nearer)
+                entries.append(found)
+                factors.append((math.exp(low), math.exp(high)))
+        return Bounds(tuple(entries), tuple(factors)) if entries else None
+
+    def measured(self, engine: str, phase: str) -> bool:
+        """Whether there is any run of a phase under an engine."""
+        return any(entry.engine == engine and entry.phase == phase for entry in self.entries)
+
+
+@cache
+def shipped_book() -> Book:
+    """The shipped entries; none where there is no file. Raises HymellError for a damaged one."""
+    return load(FILE) if FILE.is_file() else Book()
+
+
+def load(file: Path) -> Book:
+    """Entries from a file. Raises HymellError for one that is damaged."""
+    try:
+        content = json.loads(file.read_bytes())
+        if content["schema_version"] != SCHEMA_VERSION or content["level"] != LEVEL:
+            raise ValueError(f"schema_version {content['schema_version']}")
+        return Book(tuple(_entry(raw) for raw in content["entries"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HymellError(
+            f"{file} holds no intervals of this version ({type(error).__name__}: {error}); "
+            "write it anew with benchmarks/intervals.py --ship"
+        ) from None
+
+
+def _entry(raw: Mapping[str, Any]) -> Entry:
+    values = dict(raw)
+    values["judged"] = {name: Judged(**judged) for name, judged in raw["judged"].items()}
+    for name in ("sets", "batch", "tokens", "gpus", "formats"):
+        values[name] = tuple(raw[name])
+    entry = Entry(**values)
+    if entry.rung not in RUNGS or not entry.low <= 0 <= entry.high:
+        raise ValueError(f"entry {entry.rung}, {entry.engine}, {entry.gpu or 'all GPUs'}")
+    return entry
+
+
+def save(entries: Sequence[Entry], file: Path) -> None:
+    """Write entries, one a line."""
+    lines = ",\n".join(f"  {json.dumps(entry.to_dict())}" for entry in entries)
+    head = f'{{"schema_version": {SCHEMA_VERSION}, "level": {LEVEL}, "entries": [\n'
+    file.write_text(f"{head}{lines}\n]}}\n", encoding="utf-8")
