@@ -2,9 +2,9 @@
 
 Bounds of measured / predicted are fitted without one model after the other, and judged on it, for
 every way in which a report prices a run; beside them stands a Gaussian of the same rows. --ship
-writes the bounds fitted to all models to hymell/hardware/intervals.json, for the systems that ship
-(run benchmarks/end_to_end.py --ship first). Needs the measurements (docs/data.md); held-out
-predictions are kept in build/end_to_end.
+writes the bounds fitted to all models to hymell/hardware/intervals.json, for the systems and
+energies that ship (run benchmarks/end_to_end.py --ship and benchmarks/energy.py --ship first).
+Needs the measurements (docs/data.md); what is priced is kept in build/, where those look too.
 
     python benchmarks/intervals.py [--ship] [--out DIR]
 
@@ -33,11 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ship", action="store_true", help=f"write {FILE.relative_to(ROOT)}")
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
-    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "end_to_end")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build")
     chosen = parser.parse_args(arguments)
     try:
-        chosen.cache.mkdir(parents=True, exist_ok=True)
-        found = Residuals(residuals(chosen.cache))
+        times, joules = chosen.cache / "end_to_end", chosen.cache / "energy"
+        for folder in (times, joules):
+            folder.mkdir(parents=True, exist_ok=True)
+        found = Residuals(residuals(times, joules))
     except HymellError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

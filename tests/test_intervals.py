@@ -139,7 +139,7 @@ def _entry(rung: str, low: float, high: float, **changes: Any) -> Entry:
         rung=rung,
         engine="vllm",
         gpu="",
-        source="",
+        basis="",
         load="static",
         phase="decode",
         kind="dense",
@@ -157,11 +157,11 @@ def _entry(rung: str, low: float, high: float, **changes: Any) -> Entry:
     return replace(made, **changes)
 
 
-def _book(*more: Entry, source: str = "", home: str = "h100-sxm") -> Book:
-    own = {"gpu": home, "source": source}
+def _book(*more: Entry, basis: str = "", home: str = "h100-sxm") -> Book:
+    own = {"gpu": home, "basis": basis}
     entries = [
         _entry(OWN, -0.05, 0.08, **own),
-        _entry(TRANSFERRED, -0.04, 0.12, source=source, judged={"one": Judged(6.6, 204, 8)}),
+        _entry(TRANSFERRED, -0.04, 0.12, basis=basis, judged={"one": Judged(6.6, 204, 8)}),
         _entry(LEVEL1, 0.0, 0.5),
         _entry(SHEET, 0.0, 0.4, batch=(1.0, 512.0)),
     ]
@@ -197,9 +197,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, old: str, new: str) -> None:
 
 
 def test_each_rung_holds_those_before_it() -> None:
-    book = _book(source="runs")
-    own = book.bounds(OWN, "vllm", "h100-sxm", "runs", "decode", "dense", home="h100-sxm")
-    lent = book.bounds(TRANSFERRED, "vllm", "h200-sxm", "runs", "decode", "dense", home="h100-sxm")
+    book = _book(basis="2024")
+    system = {"basis": "2024", "home": "h100-sxm"}
+    own = book.bounds(OWN, "vllm", "h100-sxm", "decode", "dense", **system)
+    lent = book.bounds(TRANSFERRED, "vllm", "h200-sxm", "decode", "dense", **system)
     assert own is not None
     assert lent is not None
     assert own.factors[0] == pytest.approx((math.exp(-0.05), math.exp(0.08)))
@@ -213,24 +214,36 @@ def test_each_rung_holds_those_before_it() -> None:
 
 def test_where_a_rung_was_not_measured_the_next_one_holds() -> None:
     book = _book()
-    found = book.bounds(LEVEL1_TRANSFERRED, "vllm", "t4", "", "decode", "dense")
+    found = book.bounds(LEVEL1_TRANSFERRED, "vllm", "t4", "decode", "dense")
     assert found is not None
     assert [entry.rung for entry in found.entries] == [SHEET]
     assert found.factors[0][1] == pytest.approx(math.exp(0.5))
-    assert book.bounds(LEVEL1, "vllm", "t4", "", "decode", "moe") is None
-    assert book.bounds(LEVEL1, "sglang", "t4", "", "decode", "dense") is None
+    assert book.bounds(LEVEL1, "vllm", "t4", "decode", "moe") is None
+    assert book.bounds(LEVEL1, "sglang", "t4", "decode", "dense") is None
 
 
 def test_a_gpus_own_entry_and_static_batches_come_first() -> None:
     served = _entry(LEVEL1, 0.0, 2.0, load="served", gpu="b200-sxm")
     book = Book((_entry(LEVEL1, 0.0, 1.0), served, _entry(LEVEL1, 0.0, 3.0, load="served")))
     find = book.find
-    assert find(LEVEL1, "vllm", "b200-sxm", "", "decode", "dense") is served
-    pooled = find(LEVEL1, "vllm", "l40s", "", "decode", "dense")
+    assert find(LEVEL1, "vllm", "b200-sxm", "decode", "dense") is served
+    pooled = find(LEVEL1, "vllm", "l40s", "decode", "dense")
     assert pooled is not None
     assert pooled.load == "static"
-    other = Book((_entry(OWN, 0.0, 1.0, gpu="h100-sxm", source="runs"),))
-    assert other.find(OWN, "vllm", "h100-sxm", "other runs", "decode", "dense") is None
+
+
+def test_another_version_of_a_system_comes_after_its_own() -> None:
+    new = _entry(OWN, -0.2, 0.1, gpu="h100-sxm", basis="0.11.1", batch=(8.0, 512.0), load="served")
+    book = _book(new, basis="2024")
+    found = book.bounds(OWN, "vllm", "h100-sxm", "decode", "dense", basis="0.11.1", home="h100-sxm")
+    assert found is not None
+    assert [entry.basis for entry in found.entries[:2]] == ["0.11.1", "2024"]
+    assert found.factors[0] == pytest.approx((math.exp(-0.2), math.exp(0.1)))
+    first = book.bounds(
+        OWN, "vllm", "h100-sxm", "prefill", "dense", basis="0.11.1", home="h100-sxm"
+    )
+    assert first is not None
+    assert first.entries[0].basis == "2024"
 
 
 def _deployment(gpu: str = "h100-sxm", engine: str = "vllm", **how: Any) -> Any:
@@ -240,10 +253,10 @@ def _deployment(gpu: str = "h100-sxm", engine: str = "vllm", **how: Any) -> Any:
     return deploy(_graph(model), gpu=board, engine=get_engine(engine), **how)
 
 
-def _source(gpu: str) -> str:
+def _version(gpu: str) -> str:
     system = _deployment(gpu).system
     assert system is not None
-    return str(system.source)
+    return str(system.version)
 
 
 def _factors(model: Any, B: float, tokens: float, book: Book, beyond: float = 0.0) -> Any:
@@ -270,7 +283,7 @@ def test_kinds_and_formats_of_models() -> None:
 
 def test_out_of_range_is_wider_until_a_range_holds_it() -> None:
     model = _deployment()
-    book = _book(source=_source("h100-sxm"))
+    book = _book(basis=_version("h100-sxm"))
     home = _factors(model, 64, 4096, book)
     assert home == pytest.approx((math.exp(-0.05), math.exp(0.08)))
     # Batches over 64 only the data sheet's runs have.
@@ -287,19 +300,18 @@ def test_out_of_range_is_wider_until_a_range_holds_it() -> None:
 
 def test_transferred_is_never_narrower_than_at_home() -> None:
     book = shipped_book()
-    assert book.entries
-    for engine in ("vllm", "trtllm"):
-        for phase in ("prefill", "decode"):
-            ends = []
-            for rung, gpu in ((OWN, "h100-sxm"), (TRANSFERRED, "h200-sxm")):
-                source = next(
-                    (e.source for e in book.entries if e.engine == engine and e.rung == rung), ""
-                )
-                found = book.bounds(rung, engine, gpu, source, phase, "dense", home="h100-sxm")
-                assert found is not None
-                ends.append(found.factors[0])
-            (low, high), (lent_low, lent_high) = ends
-            assert lent_low <= low <= 1 <= high <= lent_high
+    lent = [
+        entry for entry in book.entries if entry.rung == TRANSFERRED and entry.phase != "energy"
+    ]
+    assert lent
+    for entry in lent:
+        home = {"basis": entry.basis, "home": "h100-sxm"}
+        about = (entry.engine, "h100-sxm", entry.phase, entry.kind)
+        ends = [book.bounds(rung, *about, **home) for rung in (OWN, TRANSFERRED)]
+        assert ends[0] is not None
+        assert ends[1] is not None
+        (low, high), (lent_low, lent_high) = (bounds.factors[0] for bounds in ends)  # type: ignore[union-attr]
+        assert lent_low <= low <= 1 <= high <= lent_high
 
 
 def test_a_calibration_of_ones_own_was_not_judged() -> None:

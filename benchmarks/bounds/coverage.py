@@ -45,7 +45,7 @@ class Residuals:
         group = self.rows["group"].to_numpy()
         where = dict(zip(CELL, key, strict=True))
         alike = np.ones(len(self.rows), dtype=bool)
-        for name in ("rung", "source", "load", "phase", "kind"):
+        for name in ("rung", "basis", "load", "phase", "kind"):
             alike &= (self.rows[name] == where[name]).to_numpy()
         alike[mine] = False
         elsewhere = np.flatnonzero(alike & (group != out))
@@ -123,7 +123,7 @@ class Residuals:
         self, where: Mapping[str, str], mine: pd.DataFrame, rows: pd.DataFrame, kappa: float
     ) -> Entry:
         alike = np.all(
-            [rows[name] == where[name] for name in ("rung", "source", "load", "phase", "kind")],
+            [rows[name] == where[name] for name in ("rung", "basis", "load", "phase", "kind")],
             axis=0,
         )
         elsewhere = rows[alike & ~rows.index.isin(mine.index)]
@@ -138,7 +138,7 @@ class Residuals:
             rung=where["rung"],
             engine=where["engine"],
             gpu=where.get("gpu", ""),
-            source=where["source"],
+            basis=where["basis"],
             load=where["load"],
             phase=where["phase"],
             kind=where["kind"],

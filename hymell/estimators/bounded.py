@@ -21,6 +21,7 @@ from hymell.estimators.intervals import (
     LEVEL1_TRANSFERRED,
     OWN,
     SHEET,
+    SYSTEMS,
     TRANSFERRED,
     Book,
     Bounds,
@@ -94,21 +95,24 @@ def held(model: Deployment, phase: str, book: Book | None = None) -> Held:
     engine, kind = model.engine.name, kind_of(model)
     if not entries.measured(engine, phase):
         return Held(None, why=f"no measured runs of {engine} to judge {_WHAT[phase]} by")
-    rung, system = rung_of(model, phase), model.system
-    of_system = system is not None and rung in (OWN, TRANSFERRED)
-    found = entries.bounds(
-        rung,
-        engine,
-        model.gpu.name,
-        system.source if system is not None and of_system else "",
-        phase,
-        kind,
-        home=system.gpu if system is not None and of_system else "",
-    )
+    basis, home = _fitted(model, phase)
+    rung, gpu = rung_of(model, phase), model.gpu.name
+    found = entries.bounds(rung, engine, gpu, phase, kind, basis=basis, home=home)
     if found is None:
         what = f"{_KINDS[kind]} under {engine}"
         return Held(None, why=f"no measured runs of {what} to judge {_WHAT[phase]} by")
-    return Held(found, tuple(tuple(_always(model, entry)) for entry in found.entries))
+    always = (
+        tuple(_always(model, entry, basis if place == 0 else entry.basis))
+        for place, entry in enumerate(found.entries)
+    )
+    return Held(found, tuple(always))
+
+
+def _fitted(model: Deployment, phase: str) -> tuple[str, str]:
+    """The basis and the GPU of what was fitted to whole models, "" where nothing was."""
+    if phase == "energy":
+        return ("", "") if model.energies is None else (model.energies.source, model.energies.gpu)
+    return ("", "") if model.system is None else (model.system.version, model.system.gpu)
 
 
 _WHAT: Final = {"prefill": "TTFT", "decode": "TPOT", "energy": "energy"}
@@ -116,8 +120,9 @@ _WHAT: Final = {"prefill": "TTFT", "decode": "TPOT", "energy": "energy"}
 
 def rung_of(model: Deployment, phase: str) -> str:
     """How a deployment is priced: one of `intervals.RUNGS`."""
-    if model.system is not None and phase != "energy":
-        return TRANSFERRED if model.system.transferred else OWN
+    fitted = model.energies if phase == "energy" else model.system
+    if fitted is not None:
+        return TRANSFERRED if fitted.transferred else OWN
     estimator = _inner(model)
     if not isinstance(estimator, Calibrated):
         return SHEET
@@ -151,8 +156,11 @@ def tokens_of(phase: str, prompt: Array, output: Array) -> Array:
     return prompt if phase == "prefill" else prompt + output
 
 
-def _always(model: Deployment, entry: Entry) -> Iterator[str]:
+def _always(model: Deployment, entry: Entry, basis: str) -> Iterator[str]:
+    """Why nothing that a deployment runs is in the range of an entry."""
     stored, gpus = weight_format(model), model.parallel.gpus
+    if entry.basis != basis and entry.rung in SYSTEMS:
+        yield f"fitted on {basis} (measured: {entry.basis})"
     if stored not in entry.formats:
         yield f"weights in {stored} (measured: {', '.join(entry.formats)})"
     if not entry.gpus[0] <= gpus <= entry.gpus[1]:
@@ -255,7 +263,7 @@ def _accuracy(model: Deployment, phase: str, entry: Entry, why: tuple[str, ...])
     if entry.rung != rung_of(model, phase):
         notes.insert(0, "the very estimator was not measured on such models")
     return Accuracy(
-        estimator=_named(entry),
+        estimator=_named(entry, phase),
         kind=_KINDS[entry.kind],
         gpus=gpus,
         load=entry.load,
@@ -268,13 +276,24 @@ def _accuracy(model: Deployment, phase: str, entry: Entry, why: tuple[str, ...])
     )
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: Entry, phase: str) -> str:
     """The estimator of an entry in words."""
     where = entry.gpu or "all GPUs measured"
-    typical = f"typical overheads of {entry.engine}, on {where}"
+    if phase == "energy":
+        return {
+            OWN: f"power of whole runs under {entry.engine} on {where}",
+            TRANSFERRED: f"power of whole runs under {entry.engine} on another GPU, on {where}",
+            LEVEL1: f"power of calibrated kernels under {entry.engine}, on {where}",
+            LEVEL1_TRANSFERRED: (
+                f"power of kernels calibrated on other GPUs under {entry.engine}, on {where}"
+            ),
+            SHEET: f"data-sheet power under {entry.engine}, on {where}",
+        }[entry.rung]
+    engine = " ".join((entry.engine, entry.basis)).strip()
+    typical = f"typical overheads of {engine}, on {where}"
     return {
-        OWN: f"system of {entry.engine} on {where}",
-        TRANSFERRED: f"system of {entry.engine} of another GPU of the family, on {where}",
+        OWN: f"system of {engine} on {where}",
+        TRANSFERRED: f"system of {engine} of another GPU of the family, on {where}",
         LEVEL1: f"calibrated kernels, {typical}",
         LEVEL1_TRANSFERRED: f"kernels calibrated on other GPUs, {typical}",
         SHEET: f"data sheet, {typical}",

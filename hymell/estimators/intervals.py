@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,7 +50,8 @@ class Judged:
 class Entry:
     """Bounds of log(measured / predicted) of one way of pricing, and the runs behind them.
 
-    ``gpu`` "" pools all GPUs. ``source`` names the runs of a system, "" where there is none.
+    ``gpu`` "" pools all GPUs. ``basis`` is the engine version of a system, for energy the source of
+    the runs of fitted energies, "" where nothing was fitted to whole models.
     ``load`` is "static" for batches that start together, "served" for a server's. ``kind`` is
     "dense" or "moe". ``judged``: by GPUs, "one" or "several". Ranges are those of the runs, both
     ends included; ``tokens`` are prompt and output of a sequence, ``formats`` those of weights.
@@ -59,7 +60,7 @@ class Entry:
     rung: str
     engine: str
     gpu: str
-    source: str
+    basis: str
     load: str
     phase: str
     kind: str
@@ -103,48 +104,68 @@ class Book:
     entries: tuple[Entry, ...] = ()
 
     def find(
-        self, rung: str, engine: str, gpu: str, source: str, phase: str, kind: str
+        self, rung: str, engine: str, gpu: str, phase: str, kind: str, basis: str = ""
     ) -> Entry | None:
-        """The entry of a rung: this GPU's first, then all GPUs'; static batches first."""
-        wanted = source if rung in SYSTEMS else ""
+        """The entry of a rung and basis: this GPU's first, then all GPUs'; static batches first."""
+        return self._first(rung, engine, gpu, phase, kind, lambda found: found == basis)
+
+    def _first(
+        self,
+        rung: str,
+        engine: str,
+        gpu: str,
+        phase: str,
+        kind: str,
+        fits: Callable[[str], bool],
+    ) -> Entry | None:
         fitting = [
             entry
             for entry in self.entries
-            if (entry.rung, entry.engine, entry.source, entry.phase, entry.kind)
-            == (rung, engine, wanted, phase, kind)
+            if (entry.rung, entry.engine, entry.phase, entry.kind) == (rung, engine, phase, kind)
             and entry.gpu in (gpu, "")
-            and not (rung == OWN and entry.gpu != gpu)
+            and fits(entry.basis)
         ]
-        return min(fitting, key=lambda e: (e.gpu != gpu, e.load != "static"), default=None)
+        first = min(
+            fitting, key=lambda e: (e.gpu != gpu, e.load != "static", -e.rows), default=None
+        )
+        # A system is its own GPU's.
+        return None if first is not None and rung == OWN and first.gpu != gpu else first
 
     def bounds(
         self,
         rung: str,
         engine: str,
         gpu: str,
-        source: str,
         phase: str,
         kind: str,
         *,
+        basis: str = "",
         home: str = "",
     ) -> Bounds | None:
         """Bounds of what is priced by ``rung``, None where neither it nor any beyond was measured.
 
-        ``source`` and ``home`` are the runs and the GPU of its system, "" without one.
+        ``basis`` and ``home`` are those of what was fitted to whole models, "" where nothing was.
+        The same with another basis comes after its own.
         """
         place = RUNGS.index(rung)
         nearer: list[Entry] = []
         entries: list[Entry] = []
         factors: list[tuple[float, float]] = []
         for step, name in enumerate(RUNGS):
-            found = self.find(name, engine, home if name == OWN else gpu, source, phase, kind)
-            if found is None:
-                continue
-            nearer.append(found)
-            if step >= place:
-                low, high = hull((entry.low, entry.high) for entry in nearer)
-                entries.append(found)
-                factors.append((math.exp(low), math.exp(high)))
+            where = home if name == OWN else gpu
+            of_system = name in SYSTEMS
+            found = [self.find(name, engine, where, phase, kind, basis if of_system else "")]
+            if of_system and basis:
+                other = self._first(name, engine, where, phase, kind, lambda b: b != basis)
+                found.append(other)
+            for entry in found:
+                if entry is None:
+                    continue
+                nearer.append(entry)
+                if step >= place:
+                    low, high = hull((each.low, each.high) for each in nearer)
+                    entries.append(entry)
+                    factors.append((math.exp(low), math.exp(high)))
         return Bounds(tuple(entries), tuple(factors)) if entries else None
 
     def measured(self, engine: str, phase: str) -> bool:
