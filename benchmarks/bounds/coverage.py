@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,64 +20,89 @@ Array = NDArray[np.float64]
 #: Standard deviations on either side that hold 90% of a Gaussian.
 _DEVIATIONS: Final = 1.645
 
-#: Runs that a stretch may not be fitted to when it is judged on one of them.
-_SAME: Final = ["engine", "gpu", "load", "phase"]
+#: What makes rows of different engines and GPUs alike.
+_LIKE: Final = [name for name in CELL if name not in ("engine", "gpu")]
+
+#: What tells runs apart, however they are priced: a stretch is not judged on runs of its fit.
+_RUNS: Final = ["engine", "gpu", "load", "phase"]
+
+
+Index = NDArray[np.int64]
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Rows of `rows.residuals`, and what bounds make of them."""
+    """Rows of `rows.residuals`, numbered from 0, and what bounds make of them."""
 
     rows: pd.DataFrame
-
-    def __post_init__(self) -> None:
-        self.rows.reset_index(drop=True, inplace=True)
+    _needed: dict[tuple[Key, str, Key], Array] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def _cells(self) -> Mapping[tuple[str, ...], NDArray[np.int64]]:
+    def _cells(self) -> Mapping[Key, Index]:
         return {key: rows.to_numpy() for key, rows in self.rows.groupby(CELL).groups.items()}
 
-    def _split(
-        self, key: tuple[str, ...], out: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of a cell: of the model ``out``, of the others, and of others in like cells."""
-        mine = self._cells[key]
-        group = self.rows["group"].to_numpy()
-        where = dict(zip(CELL, key, strict=True))
-        alike = np.ones(len(self.rows), dtype=bool)
-        for name in ("rung", "basis", "load", "phase", "kind"):
-            alike &= (self.rows[name] == where[name]).to_numpy()
-        alike[mine] = False
-        elsewhere = np.flatnonzero(alike & (group != out))
-        return mine[group[mine] == out], mine[group[mine] != out], elsewhere
+    @cached_property
+    def _alike(self) -> Mapping[Key, Index]:
+        """Rows by what makes them alike: all of a cell's key but its engine and GPU."""
+        return {key: rows.to_numpy() for key, rows in self.rows.groupby(_LIKE).groups.items()}
+
+    def _groups(self, key: Key) -> NDArray[Any]:
+        return np.unique(self._group[self._cells[key]])
 
     @cached_property
-    def _needed(self) -> pd.DataFrame:
-        """The kappa that each row of each model left out needs."""
-        found = []
-        for key, mine in self._cells.items():
-            for out in np.unique(self.rows["group"].to_numpy()[mine]):
-                left, kept, elsewhere = self._split(key, out)
-                if len(kept) + len(elsewhere):
-                    needed = kappa_needed(self._log(left), *self._fitted_to(kept, elsewhere))
-                    found.append(pd.DataFrame({"row": left, "needed": needed}))
-        return self.rows.join(pd.concat(found).set_index("row"), how="inner")
+    def _group(self) -> NDArray[Any]:
+        return self.rows["group"].to_numpy(dtype=object)
 
-    def _log(self, index: NDArray[np.int64]) -> Array:
-        return self.rows["log_ratio"].to_numpy()[index]
+    @cached_property
+    def _log(self) -> Array:
+        return self.rows["log_ratio"].to_numpy(dtype=float)
 
-    def _fitted_to(
-        self, kept: NDArray[np.int64], elsewhere: NDArray[np.int64]
-    ) -> tuple[Array, NDArray[np.object_], Array]:
-        return self._log(kept), self.rows["group"].to_numpy()[kept], self._log(elsewhere)
+    def _split(self, key: Key, out: str, apart: Key = ()) -> tuple[Index, Index, Index]:
+        """Rows of a cell: of the model ``out``, of the others, and of others in like cells.
 
-    def kappa(self, rung: str, apart: Mapping[str, str] | None = None) -> float:
-        """The stretch of a rung; fitted without the runs of ``apart`` where they are given."""
-        rows = self._needed[self._needed["rung"] == rung]
-        if apart is not None:
-            same = np.all([rows[name] == apart[name] for name in _SAME], axis=0)
-            rows = rows[~same] if not same.all() else self._needed[self._needed["rung"] != rung]
-        return Stretch().fit(rows["needed"].to_numpy()).kappa_
+        Nothing of the latter is a run of ``apart``, as `_runs` names them.
+        """
+        mine = self._cells[key]
+        left = self._group[mine] == out
+        like = self._alike[_of(key, _LIKE)]
+        elsewhere = np.setdiff1d(like[self._group[like] != out], mine)
+        if apart:
+            parts = zip(_RUNS, apart, strict=True)
+            same = np.all([self._same[name][elsewhere] == value for name, value in parts], axis=0)
+            elsewhere = elsewhere[~same]
+        return mine[left], mine[~left], elsewhere
+
+    @cached_property
+    def _same(self) -> Mapping[str, NDArray[Any]]:
+        return {name: self.rows[name].to_numpy(dtype=object) for name in _RUNS}
+
+    def _fitted_to(self, kept: Index, elsewhere: Index) -> tuple[Array, NDArray[Any], Array]:
+        return self._log[kept], self._group[kept], self._log[elsewhere]
+
+    def _kappas(self, key: Key, out: str, apart: Key) -> Array:
+        """The kappa that each row of a model left out of a cell needs."""
+        if (key, out, apart) not in self._needed:
+            left, kept, elsewhere = self._split(key, out, apart)
+            needed = np.zeros(0)
+            if len(kept) + len(elsewhere):
+                needed = kappa_needed(self._log[left], *self._fitted_to(kept, elsewhere))
+            self._needed[key, out, apart] = needed
+        return self._needed[key, out, apart]
+
+    def kappa(self, rung: str, apart: Key = ()) -> float:
+        """The stretch of a rung, of all rungs where it has no other runs; none of ``apart``."""
+        cells = [key for key in self._cells if _of(key, _RUNS) != apart]
+        cells = [key for key in cells if key[0] == rung] or cells
+        return (
+            Stretch()
+            .fit(
+                np.concatenate(
+                    [self._kappas(key, out, apart) for key in cells for out in self._groups(key)]
+                )
+            )
+            .kappa_
+        )
 
     def judged(self) -> pd.DataFrame:
         """The rows with ``low`` and ``high`` of bounds that have not seen their model.
@@ -87,15 +112,14 @@ class Residuals:
         that nothing else is like are left out.
         """
         found = []
-        for key, mine in self._cells.items():
-            where = dict(zip(CELL, key, strict=True))
-            kappa = self.kappa(where["rung"], where)
-            for out in np.unique(self.rows["group"].to_numpy()[mine]):
+        for key in self._cells:
+            kappa = self.kappa(key[0], _of(key, _RUNS))
+            for out in self._groups(key):
                 left, kept, elsewhere = self._split(key, out)
                 if not len(kept) + len(elsewhere):
                     continue
                 bounds = Conformal(kappa).fit(*self._fitted_to(kept, elsewhere))
-                plain = self._log(kept if len(kept) > 1 else elsewhere)
+                plain = self._log[kept if len(kept) > 1 else elsewhere]
                 spread = _DEVIATIONS * plain.std(ddof=1) if len(plain) > 1 else np.nan
                 made = self.rows.iloc[left].assign(
                     low=bounds.low_,
@@ -122,10 +146,7 @@ class Residuals:
     def _entry(
         self, where: Mapping[str, str], mine: pd.DataFrame, rows: pd.DataFrame, kappa: float
     ) -> Entry:
-        alike = np.all(
-            [rows[name] == where[name] for name in ("rung", "basis", "load", "phase", "kind")],
-            axis=0,
-        )
+        alike = np.all([rows[name] == where[name] for name in _LIKE], axis=0)
         elsewhere = rows[alike & ~rows.index.isin(mine.index)]
         bounds = Conformal(kappa).fit(
             mine["log_ratio"].to_numpy(),
@@ -165,6 +186,11 @@ class Residuals:
 
 def _ends(values: pd.Series[Any]) -> tuple[float, float]:
     return round(float(values.min()), 1), round(float(values.max()), 1)
+
+
+def _of(key: Key, names: Sequence[str]) -> Key:
+    """The parts of a cell's key that have these names."""
+    return tuple(key[CELL.index(name)] for name in names)
 
 
 Record = dict[str, Any]

@@ -69,8 +69,8 @@ Written by `benchmarks/intervals.py`; every figure is also in
 [data.md](data.md#whole-models).
 
 **held**: share of measured runs within the 90% interval of their prediction. Neither the prediction
-of a run, nor the bounds, nor the stretch has seen its model or its near twins; nor has the stretch
-seen any run of its engine, GPU, load and phase. **width**: high end minus low end in % of the
+of a run nor the bounds have seen its model or its near twins; the stretch has not seen any run of
+its engine, GPU, load and phase. **width**: high end minus low end in % of the
 prediction, mean over the runs. **Gaussian**: mean +- 1.645 standard deviations of the log errors of
 the same other models, as if runs were independent. Goal: 86-94% on every set of 40 runs or more,
 88-92% over all; * misses it. Systems of campaigns that no report uses are judged here too.
