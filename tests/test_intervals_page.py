@@ -104,7 +104,7 @@ def test_bounds_from_few_models_are_stretched() -> None:
     assert found.kappa(OWN) > 0
     judged = found.judged()
     own = judged[judged["rung"] == OWN]
-    needed = Stretch().fit(np.zeros(30)).kappa_
+    needed = Stretch().fit([np.zeros(30)]).kappa_
     assert needed == 0
     assert 80 <= record(own)["coverage"] <= 100
 

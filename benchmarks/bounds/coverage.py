@@ -94,15 +94,8 @@ class Residuals:
         """The stretch of a rung, of all rungs where it has no other runs; none of ``apart``."""
         cells = [key for key in self._cells if _of(key, _RUNS) != apart]
         cells = [key for key in cells if key[0] == rung] or cells
-        return (
-            Stretch()
-            .fit(
-                np.concatenate(
-                    [self._kappas(key, out, apart) for key in cells for out in self._groups(key)]
-                )
-            )
-            .kappa_
-        )
+        needed = [self._kappas(key, out, apart) for key in cells for out in self._groups(key)]
+        return Stretch().fit([rows for rows in needed if len(rows)]).kappa_
 
     def judged(self) -> pd.DataFrame:
         """The rows with ``low`` and ``high`` of bounds that have not seen their model.

@@ -101,7 +101,7 @@ def _stretches(judged: pd.DataFrame, found: Residuals) -> Iterator[str]:
     words = ", ".join(
         f"{rung} {found.kappa(rung):.2f}" for rung in RUNGS if (judged["rung"] == rung).any()
     )
-    yield f"Stretch of the bounds that ship, 1 + kappa / models, with kappa: {words}."
+    yield f"Stretch of the bounds that ship, 1 + kappa / models^1.5, with kappa: {words}."
 
 
 def _misses(judged: pd.DataFrame) -> Iterator[str]:

@@ -4,13 +4,14 @@ Rows of one model err together, so that a model, not a row, is what is left out.
 quantiles with the finite-sample correction ceil((n + 1) (1 - alpha / 2)) / n on either side
 (Vovk et al. 2005; asymmetric as in Romano et al. 2019), of the rows of a group of models and, with
 the weight of `OTHERS_MODELS` models, of rows of like kind elsewhere. Few models say little about
-the next one: the bounds are stretched about their middle by 1 + kappa / models, and kappa is the
-value with which bounds from the other models held the rows of each model left out (`Stretch`).
+the next one: the bounds are stretched about their middle by 1 + kappa / models^1.5, about as fast
+as Student's t nears the normal, and kappa is the value with which bounds from the other models hold
+the rows of models left out, each model counting alike (`Stretch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,9 @@ LEVEL = 0.9
 
 #: Rows from elsewhere weigh as much as the rows of this many models.
 OTHERS_MODELS = 1.0
+
+#: How fast a stretch fades with the number of models.
+_FADES = 1.5
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Conformal:
         """
         low, high = quantiles(log_ratio, model, others, self.level)
         self.models_ = len(np.unique(model))
-        stretch = 1 + self.kappa / max(self.models_, 1)
+        stretch = 1 + self.kappa / max(self.models_, 1) ** _FADES
         middle, half = (low + high) / 2, (high - low) / 2 * stretch
         self.low_, self.high_ = min(middle - half, 0.0), max(middle + half, 0.0)
         return self
@@ -67,15 +71,15 @@ class Stretch:
     level: float = LEVEL
     kappa_: float = field(default=0.0, init=False)
 
-    def fit(self, needed: Array) -> Stretch:
-        """Fit to the kappa that each row of the models left out needed (`kappa_needed`).
+    def fit(self, needed: Sequence[Array]) -> Stretch:
+        """Fit to the kappa that each row needed (`kappa_needed`), an array for each model left out.
 
-        Raises HymellError without rows.
+        Raises HymellError without models.
         """
-        if not len(needed):
+        if not needed or not all(len(rows) for rows in needed):
             raise HymellError("a stretch is fitted to rows of models left out; there are none")
-        rank = min(int(np.ceil((len(needed) + 1) * self.level)), len(needed))
-        self.kappa_ = max(float(np.sort(needed)[rank - 1]), 0.0)
+        weight = np.concatenate([np.full(len(rows), 1 / len(rows)) for rows in needed])
+        self.kappa_ = max(_quantile(np.concatenate(needed), weight, self.level), 0.0)
         return self
 
 
@@ -91,7 +95,7 @@ def kappa_needed(
     away = np.abs(left_out - (low + high) / 2)
     if half == 0:
         return np.where(away > 0, np.inf, 0.0)
-    return np.asarray((away / half - 1) * max(len(np.unique(model)), 1))
+    return np.asarray((away / half - 1) * max(len(np.unique(model)), 1) ** _FADES)
 
 
 def quantiles(
