@@ -57,15 +57,15 @@ class Held:
     def factors(self, B: Array, tokens: Array, beyond: float) -> tuple[Array, Array]:
         """Low and high factors of workloads; ``tokens`` as `tokens_of`, ``beyond`` as `intervals`.
 
-        Those out of an entry's range go on to the next entry; the last one takes all.
+        Workloads out of the first entry's range take the first entry that holds them, or the
+        second where none does.
         """
         assert self.bounds is not None
-        low, high = (np.full(len(B), end) for end in self.bounds.factors[0])
-        out = np.ones(len(B), dtype=bool)
-        for place, (lowest, highest) in enumerate(self.bounds.factors):
-            low, high = np.where(out, lowest, low), np.where(out, highest, high)
-            out &= ~self._holds(place, B, tokens, beyond)
-        return low, high
+        low, high = (np.array(ends) for ends in zip(*self.bounds.factors, strict=True))
+        place = np.full(len(B), min(1, len(low) - 1))
+        for index in reversed(range(len(low))):
+            place[self._holds(index, B, tokens, beyond)] = index
+        return low[place], high[place]
 
     def _holds(self, place: int, B: Array, tokens: Array, beyond: float) -> Mask:
         assert self.bounds is not None

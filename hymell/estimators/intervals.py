@@ -3,7 +3,7 @@
 ``hymell/hardware/intervals.json``, written by `benchmarks/intervals.py`, holds for each way of
 pricing (`RUNGS`, from the nearest to the farthest), engine, GPU, phase and kind of model the bounds
 of measured / predicted (`conformal`). A report takes those of the way in which it is priced; out of
-the ranges that were measured, those of the next rung too, and so on to one whose ranges hold it.
+the ranges that were measured, those of the rungs up to one whose ranges hold it too.
 Bounds of a rung hold those of the rungs before it, so that nothing transferred or out of range is
 ever narrower than at home. An engine without measured runs has no interval.
 """
