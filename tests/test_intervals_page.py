@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from bounds.coverage import Residuals, missed, record
 from bounds.page import page, records
+from bounds.reach import beyond
 
 from hymell.estimators.conformal import Stretch
 from hymell.estimators.intervals import LEVEL1, OWN, TRANSFERRED
@@ -39,6 +40,9 @@ def _rows(seed: int = 0, **changes: Any) -> pd.DataFrame:
                             "gpus": 1,
                             "batch": np.arange(1.0, 13.0),
                             "tokens": 512.0,
+                            "prompt": 384.0,
+                            "output": 128.0,
+                            "dtype": "bfloat16",
                             "format": "16-bit",
                             "log_ratio": ratio,
                             "percent": np.expm1(-ratio) * 100,
@@ -75,6 +79,26 @@ def test_a_model_that_nothing_is_like_is_not_judged() -> None:
     judged = Residuals(pd.concat([rows, alone], ignore_index=True)).judged()
     assert "moe" not in set(judged["kind"])
     assert len(judged) == len(rows)
+
+
+def test_how_far_runs_go_beyond_kernel_tables() -> None:
+    rows = pd.DataFrame(
+        {
+            "model": ["llama-3-8b", "llama-3-8b", "no such model"],
+            "gpu": "h100-sxm",
+            "engine": "vllm",
+            "dtype": "bfloat16",
+            "gpus": 1,
+            "batch": [1.0, 64.0, 1.0],
+            "prompt": [128.0, 4096.0, 128.0],
+            "output": [128.0, 128.0, 128.0],
+            "tokens": [256.0, 4224.0, 256.0],
+        }
+    )
+    # The largest run of a model counts: 262,144 prompt tokens at once are beyond every table.
+    assert beyond(rows, "prefill") > 0.5
+    assert beyond(rows.iloc[:1], "prefill") < 0.5
+    assert beyond(rows.iloc[2:], "prefill") == 0.0
 
 
 def test_entries_are_of_each_gpu_and_of_all() -> None:

@@ -11,11 +11,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bounds.reach import beyond
 from bounds.rows import CELL
 from hymell.estimators.conformal import Conformal, Stretch, kappa_needed
 from hymell.estimators.intervals import OWN, TRANSFERRED, Entry, Judged
 
 Array = NDArray[np.float64]
+
+#: Rows that bounds need: of n exchangeable rows (n - 1)/(n + 1) lie between the others' extremes,
+#: 88% of 15.
+FEWEST: Final = 15
 
 #: Standard deviations on either side that hold 90% of a Gaussian.
 _DEVIATIONS: Final = 1.645
@@ -124,7 +129,10 @@ class Residuals:
         return pd.concat(found).sort_index()
 
     def entries(self) -> Iterator[Entry]:
-        """What ships: each GPU's, and that of all GPUs of an engine."""
+        """What ships: each GPU's, and that of all GPUs of an engine.
+
+        Of fewer than `FEWEST` rows, those of like cells included, nothing does.
+        """
         rows = self.rows[self.rows["ships"]]
         kappa = {rung: self.kappa(rung) for rung in rows["rung"].unique()}
         for pooled in (False, True):
@@ -134,47 +142,50 @@ class Residuals:
                 # A system is its own GPU's; one that is lent is judged on all that it was lent to.
                 if where["rung"] == (OWN if pooled else TRANSFERRED):
                     continue
-                yield self._entry(where, mine, rows, kappa[where["rung"]])
+                alike = np.all([rows[name] == where[name] for name in _LIKE], axis=0)
+                elsewhere = rows[alike & ~rows.index.isin(mine.index)]
+                if len(mine) + len(elsewhere) >= FEWEST:
+                    yield _entry(where, mine, elsewhere, kappa[where["rung"]])
 
-    def _entry(
-        self, where: Mapping[str, str], mine: pd.DataFrame, rows: pd.DataFrame, kappa: float
-    ) -> Entry:
-        alike = np.all([rows[name] == where[name] for name in _LIKE], axis=0)
-        elsewhere = rows[alike & ~rows.index.isin(mine.index)]
-        bounds = Conformal(kappa).fit(
-            mine["log_ratio"].to_numpy(),
-            mine["group"].to_numpy(),
-            elsewhere["log_ratio"].to_numpy(),
-        )
-        several = mine["gpus"] > 1
-        judged = {"one": mine[~several], "several": mine[several]}
-        return Entry(
-            rung=where["rung"],
-            engine=where["engine"],
-            gpu=where.get("gpu", ""),
-            basis=where["basis"],
-            load=where["load"],
-            phase=where["phase"],
-            kind=where["kind"],
-            low=round(bounds.low_, 4),
-            high=round(bounds.high_, 4),
-            rows=len(mine),
-            models=int(mine["model"].nunique()),
-            sets=tuple(sorted(mine["set"].unique())),
-            judged={
-                name: Judged(
-                    round(float(part["percent"].abs().mean()), 2),
-                    len(part),
-                    int(part["model"].nunique()),
-                )
-                for name, part in judged.items()
-                if len(part)
-            },
-            batch=_ends(mine["batch"]),
-            tokens=_ends(mine["tokens"]),
-            gpus=(int(mine["gpus"].min()), int(mine["gpus"].max())),
-            formats=tuple(sorted(mine["format"].unique())),
-        )
+
+def _entry(
+    where: Mapping[str, str], mine: pd.DataFrame, elsewhere: pd.DataFrame, kappa: float
+) -> Entry:
+    bounds = Conformal(kappa).fit(
+        mine["log_ratio"].to_numpy(),
+        mine["group"].to_numpy(),
+        elsewhere["log_ratio"].to_numpy(),
+    )
+    several = mine["gpus"] > 1
+    judged = {"one": mine[~several], "several": mine[several]}
+    return Entry(
+        rung=where["rung"],
+        engine=where["engine"],
+        gpu=where.get("gpu", ""),
+        basis=where["basis"],
+        load=where["load"],
+        phase=where["phase"],
+        kind=where["kind"],
+        low=round(bounds.low_, 4),
+        high=round(bounds.high_, 4),
+        rows=len(mine),
+        models=int(mine["model"].nunique()),
+        sets=tuple(sorted(mine["set"].unique())),
+        judged={
+            name: Judged(
+                round(float(part["percent"].abs().mean()), 2),
+                len(part),
+                int(part["model"].nunique()),
+            )
+            for name, part in judged.items()
+            if len(part)
+        },
+        batch=_ends(mine["batch"]),
+        tokens=_ends(mine["tokens"]),
+        gpus=(int(mine["gpus"].min()), int(mine["gpus"].max())),
+        formats=tuple(sorted(mine["format"].unique())),
+        beyond=round(beyond(mine, where["phase"]), 3),
+    )
 
 
 def _ends(values: pd.Series[Any]) -> tuple[float, float]:

@@ -64,8 +64,9 @@ def residuals(times: Path, joules: Path) -> pd.DataFrame:
     """One row per run and way of pricing, none of which has seen the run's model.
 
     The columns of `CELL`, and ``set``, ``model``, ``group`` (what was left out: the model with its
-    near twins), ``gpus``, ``batch``, ``tokens``, ``format``, ``log_ratio`` of measured / predicted,
-    ``percent`` that the prediction is off, and ``ships``: False for systems that no report uses.
+    near twins), ``gpus``, ``batch``, ``tokens``, ``prompt``, ``output``, ``dtype``, ``format``,
+    ``log_ratio`` of measured / predicted, ``percent`` that the prediction is off, and ``ships``:
+    False for systems that no report uses.
     ``times`` and ``joules`` are caches of priced runs. Raises HymellError without the measurements.
     """
     return pd.concat([_of_times(times), _of_energy(joules)], ignore_index=True)
@@ -137,6 +138,9 @@ def _framed(
             "gpus": rows["n_gpus"].astype(int),
             "batch": rows["batch"].astype(float),
             "tokens": tokens.astype(float),
+            "prompt": rows["prompt"].astype(float),
+            "output": rows["output"].astype(float),
+            "dtype": rows["dtype"],
             "format": rows["dtype"].map(format_class),
             "log_ratio": np.log(ratio.astype(float)),
             "percent": (1 / ratio.astype(float) - 1) * 100,

@@ -35,7 +35,8 @@ from hymell.op_registry.primitives import Experts, GroupedGemm
 #: What each phase's bounds are of, and the phase's name in words.
 PHASES: Final[Mapping[str, str]] = {"prefill": "ttft_s", "decode": "tpot_s", "energy": "energy_j"}
 
-#: More of a phase's kernel time than this on sizes beyond those measured: out of range.
+#: More of a phase's kernel time than this on sizes beyond kernel tables, and more than in the whole
+#: runs measured: out of range.
 BEYOND: Final = 0.25
 
 _SIXTEEN_BIT: Final = frozenset({"bfloat16", "float16"})
@@ -70,9 +71,9 @@ class Held:
     def _holds(self, place: int, B: Array, tokens: Array, beyond: float) -> Mask:
         assert self.bounds is not None
         # Whether kernels were measured at such sizes matters for the estimator that prices them.
-        if self.always[place] or (place == 0 and beyond > BEYOND):
-            return np.zeros(len(B), dtype=bool)
         entry = self.bounds.entries[place]
+        if self.always[place] or (place == 0 and beyond > max(BEYOND, entry.beyond)):
+            return np.zeros(len(B), dtype=bool)
         batch = (entry.batch[0] <= B) & (entry.batch[1] >= B)
         return np.asarray(batch & (entry.tokens[0] <= tokens) & (entry.tokens[1] >= tokens))
 
@@ -85,8 +86,8 @@ class Held:
             yield f"batch {B:,.0f} (measured: {_span(entry.batch)})"
         if not entry.tokens[0] <= tokens <= entry.tokens[1]:
             yield f"{tokens:,.0f} tokens per sequence (measured: {_span(entry.tokens)})"
-        if beyond > BEYOND:
-            yield f"{beyond:.0%} of the kernels' time on sizes beyond those measured"
+        if beyond > max(BEYOND, entry.beyond):
+            yield f"{beyond:.0%} of the kernels' time on sizes beyond their tables"
 
 
 def held(model: Deployment, phase: str, book: Book | None = None) -> Held:
@@ -196,7 +197,7 @@ def intervals(
 ) -> dict[str, tuple[Array, Array]]:
     """Low and high of each cost that has an interval; ``costs`` as `predict.price` returns them.
 
-    ``beyond``: by phase, the share of the kernels' time on sizes beyond those measured, where it is
+    ``beyond``: by phase, the share of the kernels' time on sizes beyond their tables, where it is
     known. Arrays of one entry per workload.
     """
     shares = {} if beyond is None else beyond

@@ -74,6 +74,7 @@ class Entry:
     tokens: tuple[float, float]
     gpus: tuple[int, int]
     formats: tuple[str, ...]
+    beyond: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As the file holds it."""
