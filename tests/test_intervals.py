@@ -394,7 +394,7 @@ def test_arrays_have_the_same_intervals_as_reports() -> None:
             if batch == 1:
                 assert found == pytest.approx(ends)
             # A report also looks at the ranges of kernel tables.
-            assert ends[0] <= found[0] * (1 + 1e-9)
-            assert ends[1] >= found[1] * (1 - 1e-9)
+            assert ends[0] <= found[0] * (1 + 1e-6)
+            assert ends[1] >= found[1] * (1 - 1e-6)
     plain = price(_graph(DENSE), 1, 1024, 128, gpu=board, engine=engine)
     assert not any(name.endswith(("_low", "_high")) for name in plain)

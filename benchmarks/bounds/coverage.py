@@ -142,8 +142,8 @@ class Residuals:
                 # A system is its own GPU's; one that is lent is judged on all that it was lent to.
                 if where["rung"] == (OWN if pooled else TRANSFERRED):
                     continue
-                alike = np.all([rows[name] == where[name] for name in _LIKE], axis=0)
-                elsewhere = rows[alike & ~rows.index.isin(mine.index)]
+                alike = self.rows.loc[self._alike[tuple(where[name] for name in _LIKE)]]
+                elsewhere = alike.drop(mine.index)
                 if len(mine) + len(elsewhere) >= FEWEST:
                     yield _entry(where, mine, elsewhere, kappa[where["rung"]])
 
