@@ -263,6 +263,8 @@ def _accuracy(model: Deployment, phase: str, entry: Entry, why: tuple[str, ...])
     notes = [f"out of range: {'; '.join(why)}"] if why else []
     if entry.rung != rung_of(model, phase):
         notes.insert(0, "the very estimator was not measured on such models")
+    if model.offsets is not None:
+        notes.append("offset by your own runs, which these errors do not know of")
     return Accuracy(
         estimator=_named(entry, phase),
         kind=_KINDS[entry.kind],
