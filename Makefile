@@ -61,6 +61,7 @@ accuracy: $(INSTALLED) ## Held-out errors and pictures: docs/accuracy.md, hours 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/eager.py --ship
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/energy.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/intervals.py
 
 gate: $(INSTALLED) ## No estimator got worse on a fixed subset, two minutes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_gate.py
