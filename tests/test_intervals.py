@@ -373,9 +373,9 @@ def test_an_engine_without_runs_has_no_interval_and_says_so() -> None:
 
 
 def test_a_kind_without_runs_has_no_interval_and_says_so() -> None:
-    report = _report(model=MOE, engine="sglang")
-    assert report.intervals == {}
-    assert "models with experts under sglang" in report.accuracy["tpot_s"].note
+    found = bounded.held(_deployment(model=MOE), "decode", _book())
+    assert found.bounds is None
+    assert found.why == "no measured runs of models with experts under vllm to judge TPOT by"
 
 
 def test_arrays_have_the_same_intervals_as_reports() -> None:
