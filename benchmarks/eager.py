@@ -72,7 +72,8 @@ _HOST_S: Final = get_engine("eager").overheads.host_s_per_launch
 
 #: Columns of `held_out_rows`.
 COLUMNS: Final = (
-    "set gpu library version what group n_gpus moe estimator predicted_s measured_s".split()
+    *("set", "gpu", "library", "version", "what", "group", "n_gpus", "moe", "dtype", "batch"),
+    *("prompt", "estimator", "predicted_s", "measured_s"),
 )
 
 
@@ -269,7 +270,7 @@ def held_out_rows() -> pd.DataFrame:
             estimator=name,
             predicted_s=found.seconds[name],
             measured_s=runs.time_s,
-        )[COLUMNS]
+        )[list(COLUMNS)]
         for name in (UNSEEN, MEASURED, KNOWN)
     ]
     return pd.concat(parts, ignore_index=True)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import eager
 import numpy as np
 import pandas as pd
 from energies import held_out as energies
@@ -36,6 +37,7 @@ _RUNGS: Final = {
     predictions.COMPOSED: LEVEL1,
     predictions.SHEET: SHEET,
 }
+_EAGER_RUNGS: Final = {eager.KNOWN: OWN, eager.MEASURED: TRANSFERRED}
 _ENERGY_RUNGS: Final = {
     energies.FITTED: OWN,
     energies.ABROAD: TRANSFERRED,
@@ -69,7 +71,7 @@ def residuals(times: Path, joules: Path) -> pd.DataFrame:
     False for systems that no report uses.
     ``times`` and ``joules`` are caches of priced runs. Raises HymellError without the measurements.
     """
-    return pd.concat([_of_times(times), _of_energy(joules)], ignore_index=True)
+    return pd.concat([_of_times(times), _of_eager(), _of_energy(joules)], ignore_index=True)
 
 
 def _of_times(cache: Path) -> pd.DataFrame:
@@ -89,6 +91,18 @@ def _of_times(cache: Path) -> pd.DataFrame:
     tokens = rows["prompt"] + np.where(phase == "prefill", 0.0, rows["output"])
     ratio = rows["measured_s"] / rows["predicted_s"]
     return _framed(rows, rung, phase, basis, tokens, ratio, ships)
+
+
+def _of_eager() -> pd.DataFrame:
+    """Passes over prompts in float32: of a known GPU, and of one left out."""
+    rows = eager.held_out_rows()
+    rows = rows[rows["estimator"].isin(list(_EAGER_RUNGS)) & np.isfinite(rows["predicted_s"])]
+    rows = rows.assign(engine="eager", model=rows["group"], output=1.0).reset_index(drop=True)
+    basis = pd.Series(eager.TITLE, index=rows.index)
+    phase = pd.Series("prefill", index=rows.index)
+    ratio = rows["measured_s"] / rows["predicted_s"]
+    rung = rows["estimator"].map(_EAGER_RUNGS)
+    return _framed(rows, rung, phase, basis, rows["prompt"], ratio, [True] * len(rows))
 
 
 def _of_energy(cache: Path) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from hymell.cost_report import Accuracy
 from hymell.estimators.base import Array, Deployment, Estimator, Mask
 from hymell.estimators.calibrated import Calibrated
 from hymell.estimators.calibration import shipped
+from hymell.estimators.eager import Eager
 from hymell.estimators.intervals import (
     LEVEL1,
     LEVEL1_TRANSFERRED,
@@ -113,6 +114,9 @@ def _fitted(model: Deployment, phase: str) -> tuple[str, str]:
     """The basis and the GPU of what was fitted to whole models, "" where nothing was."""
     if phase == "energy":
         return ("", "") if model.energies is None else (model.energies.source, model.energies.gpu)
+    estimator = _inner(model)
+    if isinstance(estimator, Eager):
+        return estimator.system.source, model.gpu.name
     return ("", "") if model.system is None else (model.system.version, model.system.gpu)
 
 
@@ -125,6 +129,8 @@ def rung_of(model: Deployment, phase: str) -> str:
     if fitted is not None:
         return TRANSFERRED if fitted.transferred else OWN
     estimator = _inner(model)
+    if isinstance(estimator, Eager) and phase != "energy":
+        return OWN if estimator.calibrated else TRANSFERRED
     if not isinstance(estimator, Calibrated):
         return SHEET
     return LEVEL1 if estimator.calibrated else LEVEL1_TRANSFERRED
@@ -172,7 +178,7 @@ def _always(model: Deployment, entry: Entry, basis: str) -> Iterator[str]:
     if isinstance(estimator, Calibrated):
         if any(shipped(c.gpu, c.library) is not c for c in estimator.sources):
             yield "a calibration that was not judged"
-    elif not isinstance(estimator, Roofline):
+    elif not isinstance(estimator, Roofline | Eager):
         yield f"the estimator {estimator.name}, which was not judged"
 
 
@@ -292,11 +298,13 @@ def _named(entry: Entry, phase: str) -> str:
             ),
             SHEET: f"data-sheet power under {entry.engine}, on {where}",
         }[entry.rung]
-    engine = " ".join((entry.engine, entry.basis)).strip()
+    # Eager has no versions: its basis is the source of its runs.
+    version = "" if entry.engine == "eager" else entry.basis
+    engine = " ".join((entry.engine, version)).strip()
     typical = f"typical overheads of {engine}, on {where}"
     return {
         OWN: f"system of {engine} on {where}",
-        TRANSFERRED: f"system of {engine} of another GPU of the family, on {where}",
+        TRANSFERRED: f"system of {engine} of other GPUs, on {where}",
         LEVEL1: f"calibrated kernels, {typical}",
         LEVEL1_TRANSFERRED: f"kernels calibrated on other GPUs, {typical}",
         SHEET: f"data sheet, {typical}",
