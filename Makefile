@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test lint types format docs bench accuracy gate calibrations lock clean
+.PHONY: help setup report test lint types format docs site bench accuracy gate calibrations lock clean
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -50,6 +50,10 @@ format: $(INSTALLED) ## Format the code and sort its imports
 
 docs: $(INSTALLED) ## Renew the output that README and docs show
 	$(BIN)/python tests/doc_blocks.py
+	-$(BIN)/python tests/screenshot.py
+
+site: $(INSTALLED) ## The documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(INSTALLED) ## The benchmarks: docs/speed.md in minutes, docs/coverage.md in an hour
 	$(BIN)/python benchmarks/speed.py

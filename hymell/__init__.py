@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 from hymell._version import __version__
 
 if TYPE_CHECKING:
+    from hymell.analysis.compare import Comparison
     from hymell.analysis.serving import Serving
     from hymell.analysis.sweet_spot import SweetSpot
-    from hymell.api import predict, save_runs, serve, sweet_spot, trace
+    from hymell.api import compare, predict, save_runs, serve, sweet_spot, trace
     from hymell.cost_report import CostReport
     from hymell.errors import HymellError
     from hymell.op_registry import keep_whole, lowers
     from hymell.workload import Workload
 
 _HOMES = {
+    "Comparison": "hymell.analysis.compare",
     "CostReport": "hymell.cost_report",
     "HymellError": "hymell.errors",
     "Serving": "hymell.analysis.serving",
     "SweetSpot": "hymell.analysis.sweet_spot",
     "Workload": "hymell.workload",
+    "compare": "hymell.api",
     "keep_whole": "hymell.op_registry",
     "lowers": "hymell.op_registry",
     "predict": "hymell.api",
@@ -41,12 +44,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "CostReport",
     "HymellError",
     "Serving",
     "SweetSpot",
     "Workload",
     "__version__",
+    "compare",
     "keep_whole",
     "lowers",
     "predict",

@@ -1,5 +1,6 @@
 """The calls that do everything: `trace` a model, `predict` what a workload of it costs, find its
-`sweet_spot`, `serve` requests as they come, and `save_runs` of one's own to calibrate with.
+`sweet_spot`, `compare` it with others, `serve` requests as they come, and `save_runs` of one's own
+to calibrate with.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hymell import sources, store
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from hymell.analysis.arrivals import Arrivals
+    from hymell.analysis.compare import Comparison
+    from hymell.analysis.context_curve import ContextCurve
     from hymell.analysis.own_runs import OwnRun
     from hymell.analysis.own_store import SavedRuns
     from hymell.analysis.serving import Serving
@@ -524,3 +528,116 @@ def serve(
         parallel=parallel,
         exchanges=exchanges,
     )
+
+
+def over_context(
+    model: Model | OpGraph,
+    workload: Workload | None = None,
+    *,
+    gpu: str | os.PathLike[str] = "h100-sxm",
+    engine: str = "vllm",
+    engine_version: str | None = None,
+    prompts: Sequence[int] | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    skew: float = 0.0,
+    calibration: CalibrationChoice = "auto",
+    calibrate_with: Runs | None = None,
+    calibrated: str | None = None,
+    tp: int = 1,
+    ep: int = 1,
+    pp: int = 1,
+    microbatches: int = 1,
+) -> ContextCurve:
+    """What a workload costs at each of ``prompts`` (default: powers of 2 that the model takes).
+
+    Memory is not checked. The other arguments are those of `predict`. Raises HymellError for bad
+    input.
+    """
+    from hymell.analysis.context_curve import context_curve, prompts_of
+    from hymell.estimators.eager import in_eager
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    asked = workload or Workload()
+    precision = Precision.of(dtype, kv_dtype)
+    parallel = Parallel(tp, ep, pp, microbatches)
+    chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    fitted = _estimator(chosen_gpu, chosen_engine.name, calibration, engine_version, parallel)
+    runs, source = _own_runs(calibrate_with, calibrated)
+    graph = _graph_of(model)
+    estimator, chosen_engine = in_eager(
+        fitted, graph, chosen_gpu, chosen_engine, calibration, precision
+    )
+    setup: dict[str, Any] = {
+        "gpu": chosen_gpu,
+        "engine": chosen_engine,
+        "precision": precision,
+        "skew": skew,
+        "estimator": estimator,
+        "parallel": parallel,
+    }
+    offsets, _ = _offsets(graph, model, runs, source, setup)
+    lengths = prompts_of(graph, asked.output) if prompts is None else prompts
+    return context_curve(graph, asked, lengths, offsets=offsets, **setup)
+
+
+def compare(
+    models: Sequence[Model | OpGraph] | Model | OpGraph,
+    workload: Workload | None = None,
+    *,
+    gpus: Sequence[str | os.PathLike[str]] = ("h100-sxm",),
+    engines: Sequence[str] = ("vllm",),
+    dtypes: Sequence[str | None] = (None,),
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+    **how: Any,
+) -> Comparison:
+    """Models, GPUs, engines or formats side by side on one workload; the first is the baseline.
+
+    Every model is priced on every one of ``gpus`` under every one of ``engines`` in every one of
+    ``dtypes`` (None: as the checkpoint is). ``how`` are the other arguments of `predict`. The
+    answer says which figures differ by more than their intervals allow, and which blocks and kinds
+    of kernels make the difference. Raises HymellError for bad input, for fewer than two cases and
+    for a case that is named twice.
+    """
+    from hymell.analysis.compare import compare_reports
+
+    several = isinstance(models, Sequence) and not isinstance(models, str)
+    asked: Sequence[Any] = models if several else [models]  # type: ignore[assignment]
+    names = [_name_of(model) for model in asked]
+    axes = (names, [os.fspath(gpu) for gpu in gpus], list(engines), [d or "auto" for d in dtypes])
+    shown = [len(axis) > 1 for axis in axes]
+    if len(names) != len(set(names)) or not all(axes):
+        raise HymellError(
+            f"name each model once, and at least one GPU, engine and format; got {', '.join(names)}"
+        )
+    cases: dict[str, CostReport] = {}
+    for model, name in zip(asked, names, strict=True):
+        graph = _graph_of(
+            model,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            use_cache=use_cache,
+            progress=progress,
+        )
+        for gpu, engine, dtype in product(*axes[1:]):
+            parts = (name, gpu, engine, dtype)
+            label = ", ".join(p for p, show in zip(parts, shown, strict=True) if show) or name
+            if label in cases:
+                raise HymellError(f"{label} is named twice; name every case once")
+            chosen = None if dtype == "auto" else dtype
+            cases[label] = predict(graph, workload, gpu=gpu, engine=engine, dtype=chosen, **how)
+    return compare_reports(cases)
+
+
+def _name_of(model: Any) -> str:
+    """What a case is called: as the user wrote it, or the model's own name."""
+    if isinstance(model, (str, os.PathLike)):
+        return os.fspath(model)
+    if isinstance(model, OpGraph):
+        return model.facts.name
+    named = getattr(model, "name_or_path", "") or getattr(model, "model_type", "")
+    return str(named or type(model).__name__)

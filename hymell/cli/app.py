@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import doctor, lists, measured, ops, priced, runs, serve, sweetspot
+from hymell.cli import compare, doctor, lists, measured, ops, priced, runs, serve, sweetspot
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -52,6 +52,7 @@ def _hymell(
 
 priced.register(app)
 ops.register(app)
+compare.register(app)
 sweetspot.register(app)
 serve.register(app)
 lists.register(app)

@@ -183,6 +183,24 @@ Strict = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Also write one HTML page with pictures that needs no network.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+ChromeTrace = Annotated[
+    Path | None,
+    typer.Option(
+        "--chrome-trace",
+        metavar="FILE",
+        help="Also write the predicted timeline of one prefill and one decode step, for Perfetto.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON, errors too.", rich_help_panel=_OUTPUT)
 ]

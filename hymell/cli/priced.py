@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hymell.cli import options
 from hymell.cli.output import Output, emit
+from hymell.cli.pages import check_pages, write_pages
 from hymell.cli.progress import progress
 from hymell.errors import NotUnderstoodError
 from hymell.workload import Parallel, Workload
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
             "hymell report ./my-model --engine sglang --price-per-hour 2.5 --gco2-per-kwh 300",
             "hymell report meta-llama/Meta-Llama-3-70B --tp 4 --price-per-hour 2.5",
             "hymell report mistralai/Mistral-7B-v0.1 --json -o report.json",
+            "hymell report Qwen/Qwen3-8B --html report.html --chrome-trace timeline.json",
         ),
         fails_unless_fits=True,
     )
@@ -95,6 +97,8 @@ def _add(
         trust_remote_code: options.TrustRemoteCode = False,
         no_cache: options.NoCache = False,
         strict: options.Strict = False,
+        html: options.Html = None,
+        chrome_trace: options.ChromeTrace = None,
         json: options.Json = False,
         md: options.Md = False,
         csv: options.Csv = False,
@@ -103,33 +107,40 @@ def _add(
         destination = Output.of(json, md, csv, file)
         workload = Workload(batch, prompt, output)
         parallel = Parallel(tp, ep, pp, microbatches)
+        check_pages(html, chrome_trace)
+        how: dict[str, Any] = {
+            "gpu": gpu,
+            "engine": engine,
+            "engine_version": engine_version,
+            "dtype": None if dtype == "auto" else dtype,
+            "kv_dtype": kv_dtype,
+            "skew": routing_skew,
+            "price_per_hour": price_per_hour,
+            "gco2_per_kwh": gco2_per_kwh,
+            "kv_pool_bytes": None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
+            "calibration": calibration,
+            "calibrate_with": calibrate_with,
+            "calibrated": calibrated,
+            "tp": parallel.tp,
+            "ep": parallel.ep,
+            "pp": parallel.pp,
+            "microbatches": parallel.microbatches,
+        }
         from hymell import api
 
         with progress() as step:
-            report = api.predict(
-                model,
-                workload,
-                gpu=gpu,
-                engine=engine,
-                engine_version=engine_version,
-                dtype=None if dtype == "auto" else dtype,
-                kv_dtype=kv_dtype,
-                skew=routing_skew,
-                price_per_hour=price_per_hour,
-                gco2_per_kwh=gco2_per_kwh,
-                kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
-                calibration=calibration,
-                calibrate_with=calibrate_with,
-                calibrated=calibrated,
-                tp=parallel.tp,
-                ep=parallel.ep,
-                pp=parallel.pp,
-                microbatches=parallel.microbatches,
-                revision=revision,
-                trust_remote_code=trust_remote_code,
-                use_cache=not no_cache,
-                progress=step,
-            )
+            source: dict[str, Any] = {
+                "revision": revision,
+                "trust_remote_code": trust_remote_code,
+                "use_cache": not no_cache,
+                "progress": step,
+            }
+            if html is None and chrome_trace is None:
+                report = api.predict(model, workload, **how, **source)
+            else:
+                graph = api.trace(model, **source)
+                report = api.predict(graph, workload, **how)
+                write_pages(graph, report, workload, html, chrome_trace, how)
         if strict:
             require_understood(report.model, [op for op, _, _ in report.coverage.unknown])
         emit(view(report), destination)

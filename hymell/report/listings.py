@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hymell.store import CacheInfo
     from hymell.zoo import ZooModel
 
-_KERNEL_COLUMNS = (
+#: Of one kernel, as `kernel_row` gives it.
+KERNEL_COLUMNS = (
     Column("name", "Kernel", whole=True, code=True),
     Column("sizes_text", "Sizes", code=True),
     Column("formats", "Format", whole=True),
@@ -66,10 +67,10 @@ def _head(report: CostReport) -> dict[str, Any]:
 
 
 def _layer_kind(kernel: KernelCost) -> tuple[str, str, str]:
-    return kernel.phase, kernel.layer, _layer_path(kernel.path) if kernel.layer else ""
+    return kernel.phase, kernel.layer, layer_path(kernel.path) if kernel.layer else ""
 
 
-def _layer_path(path: str) -> str:
+def layer_path(path: str) -> str:
     """``model.layers.3.mlp`` -> ``model.layers.3``: up to the first index."""
     parts = path.split(".")
     index = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
@@ -78,11 +79,12 @@ def _layer_path(path: str) -> str:
 
 def _kernel_table(phase: str, layer: str, path: str, kernels: list[KernelCost]) -> Table:
     where = f"{layer} ({path})" if layer else "outside the layers"
-    rows = tuple(_kernel_row(kernel) for kernel in kernels)
-    return Table(f"{phase.capitalize()}: {where}", _KERNEL_COLUMNS, rows)
+    rows = tuple(kernel_row(kernel) for kernel in kernels)
+    return Table(f"{phase.capitalize()}: {where}", KERNEL_COLUMNS, rows)
 
 
-def _kernel_row(kernel: KernelCost) -> dict[str, Any]:
+def kernel_row(kernel: KernelCost) -> dict[str, Any]:
+    """A kernel as a row of `KERNEL_COLUMNS`."""
     return {
         "name": kernel.name if kernel.understood else f"{kernel.name} (not understood)",
         "sizes_text": sizes_text(kernel.sizes),

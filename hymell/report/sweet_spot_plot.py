@@ -14,6 +14,8 @@ from hymell.errors import HymellError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.figure import Figure
+
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.analysis.traffic import Request
 
@@ -33,7 +35,14 @@ def check_plot(path: Path) -> None:
 
 
 def draw(found: SweetSpot, format: str, traffic: Sequence[Request] = ()) -> bytes:
-    """The picture in a format of `FORMATS`: contours, the region, the minimum, traffic as dots.
+    """The picture of `figure` in a format of `FORMATS`; errors as there."""
+    out = io.BytesIO()
+    figure(found, traffic).savefig(out, format=format.removeprefix("."), dpi=150)
+    return out.getvalue()
+
+
+def figure(found: SweetSpot, traffic: Sequence[Request] = ()) -> Figure:
+    """Contours of the cost, the region, the minimum, traffic as dots.
 
     Pairs of lengths that fit neither GPU nor model stay white. Raises HymellError for a grid with
     fewer than two lengths each way.
@@ -50,12 +59,12 @@ def draw(found: SweetSpot, format: str, traffic: Sequence[Request] = ()) -> byte
     least = float(values.min())
     inputs, outputs = np.array(found.inputs), np.array(found.outputs)
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.add_subplot()
+    made = Figure(figsize=(7, 5), layout="constrained")
+    axes = made.add_subplot()
     levels = np.geomspace(least, max(float(values.max()), 1.001 * least), _LEVELS)
     filled = axes.contourf(outputs, inputs, values, levels=levels, cmap="viridis_r", norm="log")
     unit = "J" if energy else "ms"
-    bar = figure.colorbar(filled, ax=axes, label=f"{found.by} per output token, {unit}")
+    bar = made.colorbar(filled, ax=axes, label=f"{found.by} per output token, {unit}")
     bar.set_ticks(list(levels[::2]), labels=[f"{level:.3g}" for level in levels[::2]])
     bar.minorticks_off()
     edge = least * (1 + found.within)
@@ -92,7 +101,5 @@ def draw(found: SweetSpot, format: str, traffic: Sequence[Request] = ()) -> byte
     for axis, lengths in ((axes.xaxis, outputs), (axes.yaxis, inputs)):
         axis.set_minor_locator(NullLocator())
         axis.set_ticks(list(lengths), labels=[str(length) for length in lengths])
-    figure.legend(loc="outside lower center", ncols=2)
-    out = io.BytesIO()
-    figure.savefig(out, format=format.removeprefix("."), dpi=150)
-    return out.getvalue()
+    made.legend(loc="outside lower center", ncols=2)
+    return made
