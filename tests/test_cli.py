@@ -100,6 +100,9 @@ def test_no_arguments_show_help(run: Run) -> None:
         ["kernels"],
         ["blocks"],
         ["sweetspot"],
+        ["compare"],
+        ["serve"],
+        ["doctor"],
         ["gpus"],
         ["models"],
         ["cache", "info"],
@@ -121,7 +124,7 @@ def test_every_help_text_has_examples(command: list[str], run: Run) -> None:
 
 def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
     status, out, err = run(
-        "report", MODEL, "--gpu", "a100", "--engine", "sglang", "--batch", "4", "--prompt", "10",
+        "report", MODEL, "--gpu", "a100", "--engine", "sglang", "--engine-version", "0.5", "--batch", "4", "--prompt", "10",
         "--output", "20", "--dtype", "fp8", "--kv-dtype", "fp8", "--routing-skew", "0.5",
         "--kv-pool-gb", "40", "--price-per-hour", "2.5", "--gco2-per-kwh", "300",
         "--revision", "main", "--trust-remote-code", "--no-cache", "--calibration", "none",
@@ -135,6 +138,7 @@ def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
     assert kwargs == {
         "gpu": "a100",
         "engine": "sglang",
+        "engine_version": "0.5",
         "dtype": "fp8",
         "kv_dtype": "fp8",
         "skew": 0.5,

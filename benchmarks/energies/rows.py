@@ -55,6 +55,7 @@ _WORK: Final = ("matrix_s", "padded_s", "bytes", "weight_bytes", "cache_bytes", 
 _APART: Final = frozenset(
     "report cli analysis systems energies energies.py energy_fit.py energy_terms.py".split()
     + "cost_report.py breakdown.py api.py".split()
+    + "conformal.py intervals.py intervals.json bounded.py".split()
 )
 
 _PRICED: Final = ("kernel_s", "kernel_j", "time_s")
