@@ -124,7 +124,8 @@ def test_every_help_text_has_examples(command: list[str], run: Run) -> None:
 
 def test_report_passes_every_option_on(api: FakeApi, run: Run) -> None:
     status, out, err = run(
-        "report", MODEL, "--gpu", "a100", "--engine", "sglang", "--engine-version", "0.5", "--batch", "4", "--prompt", "10",
+        "report", MODEL, "--gpu", "a100", "--engine", "sglang", "--batch", "4", "--prompt", "10",
+        "--engine-version", "0.5",
         "--output", "20", "--dtype", "fp8", "--kv-dtype", "fp8", "--routing-skew", "0.5",
         "--kv-pool-gb", "40", "--price-per-hour", "2.5", "--gco2-per-kwh", "300",
         "--revision", "main", "--trust-remote-code", "--no-cache", "--calibration", "none",
