@@ -67,7 +67,11 @@ class MemoryCost:
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """Share of one block kind (embed, attention, mixer, ffn, moe, head) of one part in a phase."""
+    """Share of one block kind (embed, attention, mixer, ffn, moe, head) of one part in a phase.
+
+    ``estimator`` is "level 2" where a correction fitted on whole measured blocks prices it, else
+    "sum of level 1": its kernels added up.
+    """
 
     phase: str
     block: str
@@ -78,6 +82,7 @@ class BlockCost:
     energy_j: float
     share_of_time: float
     share_of_flops: float
+    estimator: str = "sum of level 1"
 
 
 @dataclass(frozen=True, slots=True)

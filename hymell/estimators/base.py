@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hymell.estimators.level2.shipped import BlockEstimates
 from hymell.estimators.level3.energies import Energies
 from hymell.estimators.level3.system import System
 from hymell.estimators.offsets import Offsets
@@ -108,7 +109,8 @@ class Deployment:
     ``lowered`` gives the kernels of ``graph.regions[index]`` in the formats of ``precision``, on
     one GPU of ``parallel``. ``system`` is what the engine adds to the kernels, None for its typical
     overheads; ``offsets`` what a user's own runs add to the whole, None without any; ``energies``
-    what boards draw over a phase, None for the sum over kernels and gaps.
+    what boards draw over a phase, None for the sum over kernels and gaps; ``blocks`` what corrects
+    the sums of level 1 of measured blocks, None: they stand.
     """
 
     graph: OpGraph
@@ -121,6 +123,7 @@ class Deployment:
     system: System | None = None
     offsets: Offsets | None = None
     energies: Energies | None = None
+    blocks: BlockEstimates | None = None
     _ranks: dict[int, Rank] = field(default_factory=dict, repr=False, compare=False)
 
     def rank(self, index: int) -> Rank:

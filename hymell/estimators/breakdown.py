@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -100,9 +100,28 @@ def _add(a: _Entry, b: _Entry) -> _Entry:
     return _Entry(larger.detail, cost)
 
 
-def block_costs(kernels: Iterable[KernelCost]) -> tuple[BlockCost, ...]:
+#: How a `BlockCost` names what its time comes from.
+SUM_OF_LEVEL_1, LEVEL_2 = "sum of level 1", "level 2"
+
+
+def corrected_blocks(
+    details: Mapping[str, Iterable[KernelDetail]],
+) -> frozenset[tuple[str, str, str]]:
+    """(phase, part, block) of the blocks that a block correction prices."""
+    return frozenset(
+        (phase, detail.kernel.part, detail.kernel.block)
+        for phase, found in details.items()
+        for detail in found
+        if detail.corrected is not None
+    )
+
+
+def block_costs(
+    kernels: Iterable[KernelCost], corrected: Container[tuple[str, str, str]] = frozenset()
+) -> tuple[BlockCost, ...]:
     """Kernels added up per phase, part and block; the shares of a phase sum to 1.
 
+    ``corrected``: (phase, part, block) of those that level 2 prices.
     Times are those of the kernels; gaps, host and per-step work belong to no block
     (`PhaseCost.overhead_s`).
     """
@@ -123,6 +142,7 @@ def block_costs(kernels: Iterable[KernelCost]) -> tuple[BlockCost, ...]:
                     energy_j=sum(k.energy_j for k in own),
                     share_of_time=_share(sum(k.time_s for k in own), time_s),
                     share_of_flops=_share(sum(k.flops for k in own), flops),
+                    estimator=LEVEL_2 if (phase, part, block) in corrected else SUM_OF_LEVEL_1,
                 )
             )
     return tuple(blocks)

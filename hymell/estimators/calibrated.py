@@ -31,6 +31,7 @@ from hymell.estimators.fitted import Found, find_fitted, is_stock, native, own, 
 from hymell.estimators.fitted_energy import FittedEnergy
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.roofline import Roofline
+from hymell.estimators.level2.shipped import BlockEstimates, shipped_blocks
 from hymell.estimators.level3.energies import Energies, fitted_energies, shipped_energies
 from hymell.estimators.level3.system import System, fitted_systems, shipped_system
 from hymell.estimators.queries import Query, columns, query
@@ -50,13 +51,15 @@ class Calibrated:
 
     ``gpu`` is what is priced; calibrations of another GPU are scaled to it. ``system`` is what the
     engine adds to these kernels, None for its typical overheads; ``energies`` what boards draw over
-    a phase, None for the power of the kernels.
+    a phase, None for the power of the kernels; ``blocks`` corrects the sums over measured
+    blocks.
     """
 
     gpu: Gpu
     sources: tuple[Calibration, ...]
     system: System | None = None
     energies: Energies | None = None
+    blocks: BlockEstimates | None = None
     fallback: Roofline = field(default_factory=Roofline)
     _found: dict[object, Found | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -198,7 +201,8 @@ def calibrated_for(gpu: Gpu, engine: str, version: str | None = None) -> Calibra
         found = [calibrations.shipped(name, library) for name in chosen]
         if found:
             sources = tuple(c for c in found if c is not None)
-            return Calibrated(gpu, sources, system, energies_for(gpu))
+            blocks = shipped_blocks(gpu.name, library) if own(gpu, sources[0]) else None
+            return Calibrated(gpu, sources, system, energies_for(gpu), blocks)
     return None
 
 

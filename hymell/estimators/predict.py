@@ -22,6 +22,7 @@ from hymell.estimators.breakdown import (
     beyond_measured,
     block_costs,
     calibrated_share_of_energy,
+    corrected_blocks,
     coverage,
     kernel_costs,
 )
@@ -92,8 +93,19 @@ def deploy(
     energies = estimator.energies if isinstance(estimator, Calibrated) and at_once else None
     if parallel != SINGLE:
         priced_by = Linked(priced_by, custom=is_serving(engine))
+    blocks = estimator.blocks if isinstance(estimator, Calibrated) else None
     return Deployment(
-        graph, gpu, engine, priced_by, lowered, formats, parallel, system, offsets, energies
+        graph,
+        gpu,
+        engine,
+        priced_by,
+        lowered,
+        formats,
+        parallel,
+        system=system,
+        offsets=offsets,
+        energies=energies,
+        blocks=blocks,
     )
 
 
@@ -278,9 +290,9 @@ def predict_graph(
         memory=memory,
         parameters={"total": graph.facts.parameters, "active": graph.facts.active_parameters},
         coverage=coverage(lowered, kernels),
-        blocks=block_costs(kernels),
+        blocks=block_costs(kernels, corrected_blocks(details)),
         kernels=kernels,
-        assumptions=_assumptions(model, workload, skew, power, lowered, kernels),
+        assumptions=_assumptions(model, workload, skew, power, details, kernels),
         warnings=tuple(_warnings(model, workload, lowered, skew)),
         cost=_per_unit(price_per_hour, parallel.gpus * latency_s / 3600, workload),
         gco2=_per_unit(gco2_per_kwh, joules / _JOULES_PER_KWH, workload),
@@ -357,7 +369,7 @@ def _assumptions(
     workload: Workload,
     skew: float,
     power: PowerModel,
-    kernels: Iterable[Kernel],
+    details: Mapping[str, Sequence[KernelDetail]],
     costs: Iterable[KernelCost],
 ) -> dict[str, Any]:
     engine = model.engine
@@ -372,6 +384,7 @@ def _assumptions(
         "engine": "; ".join((engine.title, *engine.notes)),
         "overheads": _overheads(model),
         "kernels": model.estimator.describe(model.gpu),
+        "blocks": _blocks(details),
         "attention": "time counts unmasked scores only; flops is the full S^2, flops_causal not",
         "ttft": "prefill step with its host, gap and per-step time; no tokenising, no queue",
         "energy": _energy(model, power, costs),
@@ -386,7 +399,8 @@ def _assumptions(
         made["prompt"] = f"{workload.prompt} source tokens, encoded once"
     elif {"vision", "language"} <= set(model.graph.facts.parts):
         made["prompt"] = f"{workload.prompt} tokens, those of one image per sequence among them"
-    if any(isinstance(kernel.primitive, Experts | GroupedGemm) for kernel in kernels):
+    lowered = [detail.kernel for found in details.values() for detail in found]
+    if any(isinstance(kernel.primitive, Experts | GroupedGemm) for kernel in lowered):
         made["routing"] = "uniform" if skew == 0 else f"popularity of experts ~ rank^-{skew:g}"
     if model.parallel != SINGLE:
         made["parallel"] = _spread(model)
@@ -394,6 +408,16 @@ def _assumptions(
         made["own_runs"] = model.offsets.describe()
     made["cost"] = "GPU hours only; CO2 of the GPU's energy at PUE 1"
     return made
+
+
+def _blocks(details: Mapping[str, Sequence[KernelDetail]]) -> str:
+    """Which blocks level 2 prices, by whose measurements, and how near it is."""
+    entries = {
+        d.corrected.key: d.corrected for found in details.values() for d in found if d.corrected
+    }
+    if not entries:
+        return "sum of level 1: nobody measured whole blocks of this kind on this GPU and library"
+    return "; ".join((*(e.describe() for e in entries.values()), "others: sum of level 1"))
 
 
 def _overheads(model: Deployment) -> str:

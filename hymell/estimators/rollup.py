@@ -21,6 +21,8 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import LAUNCH, Array, Deployment, KernelTime, Mask
 from hymell.estimators.energy import PowerModel, busy_terms
+from hymell.estimators.level2.pricing import factors
+from hymell.estimators.level2.shipped import BlockEntry
 from hymell.estimators.level3.energy_counts import energy_counts
 from hymell.estimators.level3.groups import all_heads, group_of
 from hymell.estimators.level3.system import System
@@ -113,7 +115,10 @@ class PhaseTotals:
 
 @dataclass(frozen=True, slots=True)
 class KernelDetail:
-    """A kernel's sums in the region ``region`` of the graph, and what holds at its middle step."""
+    """A kernel's sums in the region ``region`` of the graph, and what holds at its middle step.
+
+    ``corrected``: what prices the block that it is in, None where level 1 alone does.
+    """
 
     region: int
     kernel: Kernel
@@ -121,6 +126,7 @@ class KernelDetail:
     sums: KernelSums
     regime: Array
     in_range: Mask
+    corrected: BlockEntry | None = None
 
 
 def prefill_totals(
@@ -357,8 +363,10 @@ def _add_region(
     launches = sum(kernel.repeat * kernel.launches for kernel in kernels)
     gaps_s = launches * _gap_s(model)
     kernel_s: Array = np.zeros(len(steps.B))
-    for kernel in kernels:
-        sums = in_system(kernel, model, phase, steps, kernel_sums(kernel, model, steps))
+    for kernel, (entry, alone) in zip(
+        kernels, _in_blocks(kernels, model, phase, steps), strict=True
+    ):
+        sums = in_system(kernel, model, phase, steps, alone)
         totals.flops[rows] += sums.flops
         totals.flops_causal[rows] += sums.flops_causal
         totals.bytes[rows] += sums.bytes
@@ -373,7 +381,13 @@ def _add_region(
             priced = _middle(kernel, model, steps, sums)
             details.append(
                 KernelDetail(
-                    index, kernel, steps.count, sums, priced.regime, np.asarray(priced.in_range)
+                    index,
+                    kernel,
+                    steps.count,
+                    sums,
+                    priced.regime,
+                    np.asarray(priced.in_range),
+                    entry,
                 )
             )
     device_s = kernel_s + gaps_s * steps.count
@@ -393,6 +407,32 @@ def _add_region(
     totals.kernel_s[rows] += kernel_s
     totals.time_s[rows] += device_s + step_s * steps.count + stalls_s
     totals.launches[rows] += launches * steps.count
+
+
+def _in_blocks(
+    kernels: Sequence[Kernel], model: Deployment, phase: Phase, steps: Steps
+) -> Iterator[tuple[BlockEntry | None, KernelSums]]:
+    """The sums of each kernel, as long as they take within their block where it was measured.
+
+    A factor is that of the mean step. Idle power for the difference, at most the TDP over all.
+    """
+    found = [kernel_sums(kernel, model, steps) for kernel in kernels]
+    if model.blocks is None:
+        yield from ((None, sums) for sums in found)
+        return
+    middle = steps.B, steps.S, (steps.first + steps.last) / 2
+    per_step = [sums.time_s / steps.count for sums in found]
+    by_kernel = factors(model.blocks, kernels, per_step, phase, middle)
+    power = PowerModel.of(model.gpu)
+    for place, sums in enumerate(found):
+        if place not in by_kernel:
+            yield None, sums
+            continue
+        entry, factor = by_kernel[place]
+        time_s = factor * sums.time_s
+        energy_j = sums.energy_j + power.idle_w * (time_s - sums.time_s)
+        energy_j = np.minimum(energy_j, power.tdp_w * time_s)
+        yield entry, replace(sums, time_s=time_s, energy_j=energy_j)
 
 
 def _gap_s(model: Deployment) -> float:
