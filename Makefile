@@ -61,6 +61,7 @@ bench: $(INSTALLED) ## The benchmarks: docs/speed.md in minutes, docs/coverage.m
 
 accuracy: $(INSTALLED) ## Held-out errors and pictures: docs/accuracy.md, hours at first
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_level1.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/blocks.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sweet_spot.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/eager.py --ship
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving.py

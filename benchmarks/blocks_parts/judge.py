@@ -17,7 +17,7 @@ from hymell.estimators.level2.sums import stacked
 from hymell.estimators.training import train_mlp
 
 #: Of the trials by which a stage is chosen.
-TRIAL: Final[Mapping[str, Any]] = {"seeds": (0,), "epochs": 20}
+TRIAL: Final[Mapping[str, Any]] = {"seeds": (0,)}
 
 #: Estimators, in the order of the tables.
 SHEET, ANALYTICAL, SUM, MLP, OURS = ESTIMATORS = (
@@ -147,7 +147,7 @@ def unbounded(train: Blocks, test: Blocks) -> Array:
     """HYMELL's way: a plain MLP on the sums of level 1, not bounded, nowhere fading."""
     sums = train.corrected
     log_ratio = np.log(train.time_s / sums.total_s)
-    net = train_mlp(sums.features(), log_ratio, epochs=20, seeds=(0,), bound=np.inf)
+    net = train_mlp(sums.features(), log_ratio, epochs=1, seeds=(0,), bound=np.inf)
     free = replace(net, low=np.full_like(net.low, -np.inf), high=np.full_like(net.high, np.inf))
     found: Array = test.corrected.total_s * np.exp(free.predict(test.corrected.features())[0])
     return found

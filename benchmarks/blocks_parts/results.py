@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -129,18 +129,19 @@ def judged(cell: Cell, every: Sequence[Cell], folder: Path) -> Result:
     first = cell.first
     words = (*cell.family[:4], first["gpu"], cell.note)
     name = "-".join(str(w).replace(" ", "_").replace(",", "") for w in words if w)
-    file = folder / f"{name}-{_state(cell)}.json"
-    if file.is_file():
-        return Result(**json.loads(file.read_text(encoding="utf-8")))
-    held = held_out(cell.source)
-    by = "heads" if isinstance(cell.source, Modules) else "model"
-    records = list(_records(cell, held, f"unseen {by}"))
-    stages = {"unseen " + by: {n: asdict(choice) for n, choice in held.choices.items()}}
+    name = f"{name}-{_state(cell)}"
+    by = "unseen heads" if isinstance(cell.source, Modules) else "unseen model"
+    parts = [_kept(folder / f"{name}.json", lambda: _part(cell, held_out(cell.source), by))]
     if others:
-        away = abroad(cell.source, [other.source for other in others])
-        records += _records(cell, away, "unseen GPU")
-        stages["unseen GPU"] = {n: asdict(choice) for n, choice in away.choices.items()}
-    made = Result(
+        homes = "-".join(other.first["gpu"] for other in others)
+        sources = [other.source for other in others]
+        parts.append(
+            _kept(
+                folder / f"{name}-from-{homes}.json",
+                lambda: _part(cell, abroad(cell.source, sources), "unseen GPU"),
+            )
+        )
+    return Result(
         source=first["source"],
         gpu=first["gpu"],
         library=first["library"],
@@ -149,13 +150,28 @@ def judged(cell: Cell, every: Sequence[Cell], folder: Path) -> Result:
         phase=first["phase"],
         note=cell.note,
         models=sorted(cell.rows["model"].unique()),
-        records=records,
-        stages=stages,
-        worst=list(_worst(held)),
+        records=[record for part in parts for record in part["records"]],
+        stages={name: found for part in parts for name, found in part["stages"].items()},
+        worst=parts[0]["worst"],
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asdict(made)), encoding="utf-8")
-    return made
+
+
+def _part(cell: Cell, held: Held, split: str) -> dict[str, Any]:
+    """What is kept of one kind of hold-out."""
+    return {
+        "records": list(_records(cell, held, split)),
+        "stages": {split: {name: asdict(choice) for name, choice in held.choices.items()}},
+        "worst": list(_worst(held)),
+    }
+
+
+def _kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    if not file.is_file():
+        made = make()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(made), encoding="utf-8")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _state(cell: Cell) -> str:

@@ -112,6 +112,7 @@ def blocks_view(report: CostReport) -> View:
         Column("energy_j", "Energy", units.joules, right=True),
         Column("share_of_flops", "of FLOPs", units.share, right=True),
         Column("share_of_time", "Share of time", units.share, bar=True),
+        Column("estimator", "Priced by"),
     )
     tables = [
         Table(phase.capitalize(), columns, tuple(rows))

@@ -55,7 +55,7 @@ class BlockCorrection:
     stage: str = "net"
     bound: float = 1.0
     hidden: tuple[int, ...] = (16, 16)
-    epochs: int = 40
+    epochs: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     multipliers_: Array = field(init=False)
     net_: Mlp | None = field(init=False, default=None)
