@@ -174,21 +174,34 @@ def _kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+#: What the figures follow from, within the package and among these parts.
+_CODE: Final = (
+    "estimators/level1",
+    "estimators/level2/correction.py",
+    "estimators/level2/sums.py",
+    "estimators/mlp.py",
+    "estimators/training.py",
+    "estimators/queries.py",
+    "estimators/fitted.py",
+    "op_registry",
+    "hardware/calibrations",
+    "hardware/gpus",
+)
+_PARTS: Final = ("judge", "layers", "level1", "modules", "truth")
+
+
 def _state(cell: Cell) -> str:
     """Of the rows and of everything that the figures follow from."""
-    package = Path(hymell.__file__).parent
-    apart = {"report", "cli", "systems", "blocks", "level3", "rollup.py", "predict.py"}
-    apart |= {"pricing.py", "shipped.py", "breakdown.py", "base.py"}
-    keep = {"estimators", "op_registry", "calibrations", "gpus"}
     rows = cell.rows.drop(columns="file")
     found = hashlib.sha256(rows.to_csv(index=False).encode())
-    for path in sorted(package.rglob("*")):
-        parts = set(path.relative_to(package).parts)
-        if path.suffix in (".py", ".json", ".safetensors") and keep & parts and not apart & parts:
-            found.update(path.name.encode() + path.read_bytes())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem in ("judge", "layers", "level1", "modules", "truth"):
-            found.update(path.read_bytes())
+    package = Path(hymell.__file__).parent
+    for name in _CODE:
+        place = package / name
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.suffix in (".py", ".json", ".safetensors"):
+                found.update(path.name.encode() + path.read_bytes())
+    for name in _PARTS:
+        found.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return found.hexdigest()[:12]
 
 
