@@ -75,6 +75,7 @@ def synthetic_report(**changes: Any) -> CostReport:
             "dtype": "bfloat16 throughout",
             "engine": "vLLM",
             "kernels": "roofline",
+            "blocks": "sum of level 1",
             "energy": "uncalibrated",
             "memory": "512 MiB for CUDA context and framework",
             "routing": "uniform",

@@ -52,7 +52,8 @@ _GPU: Final = """## A GPU left out
 
 Corrections of the other GPUs with the same library, on all blocks of this one. Level 1 of layers is
 that of another GPU too, scaled by the data sheets; that of modules is this GPU's own calibration.
-Nothing of this kind ships: a correction serves only the GPU and the library it was fitted on.
+Between H100 and H200, which run the same kernels, a correction is worth almost as much as at home;
+elsewhere it may be worse than none. A report uses none from abroad.
 """
 
 _HEAD: Final = (

@@ -168,6 +168,7 @@ def save(gpu: str, library: str, entries: Sequence[BlockEntry], file: Path) -> N
         from safetensors.numpy import save_file
 
         save_file(arrays, weights)
+        weights.chmod(0o644)
     else:
         weights.unlink(missing_ok=True)
     file.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
