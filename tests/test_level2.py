@@ -197,7 +197,7 @@ def _report(blocks: BlockEstimates | None, output: int = 16) -> hymell.CostRepor
     gpu, engine = load_gpu("h100-sxm"), get_engine("vllm")
     calibrated = calibrated_for(gpu, "vllm")
     assert calibrated is not None
-    estimator = replace(calibrated, blocks=blocks, system=None)
+    estimator = replace(calibrated, blocks=blocks, system=None, energies=None)
     graph = hymell.trace("llama-3-8b")
     workload = Workload(batch=2, prompt=64, output=output)
     return predict_graph(graph, workload, gpu=gpu, engine=engine, estimator=estimator)
@@ -250,7 +250,7 @@ def test_many_workloads_are_priced_as_one_by_one() -> None:
     blocks = _estimates(
         _entry("attention", "heads", "decode", 1.25), _entry("ffn", "dense", "prefill", 0.9)
     )
-    estimator = replace(calibrated, blocks=blocks, system=None)
+    estimator = replace(calibrated, blocks=blocks, system=None, energies=None)
     graph = hymell.trace("llama-3-8b")
     found = price(graph, [2, 2, 1], 64, [16, 1, 16], gpu=gpu, engine=engine, estimator=estimator)
     for row, output in ((0, 16), (1, 1)):

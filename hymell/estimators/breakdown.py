@@ -12,6 +12,7 @@ from hymell.cost_report import BlockCost, Coverage, KernelCost
 from hymell.estimators.base import REGIMES, Deployment
 from hymell.estimators.pipeline import overlap
 from hymell.estimators.rollup import KernelDetail
+from hymell.graph import Phase
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.primitives import Unknown, sizes
 
@@ -105,7 +106,7 @@ SUM_OF_LEVEL_1, LEVEL_2 = "sum of level 1", "level 2"
 
 
 def corrected_blocks(
-    details: Mapping[str, Iterable[KernelDetail]],
+    details: Mapping[Phase, Iterable[KernelDetail]],
 ) -> frozenset[tuple[str, str, str]]:
     """(phase, part, block) of the blocks that a block correction prices."""
     return frozenset(

@@ -369,7 +369,7 @@ def _assumptions(
     workload: Workload,
     skew: float,
     power: PowerModel,
-    details: Mapping[str, Sequence[KernelDetail]],
+    details: Mapping[Phase, Sequence[KernelDetail]],
     costs: Iterable[KernelCost],
 ) -> dict[str, Any]:
     engine = model.engine
@@ -410,7 +410,7 @@ def _assumptions(
     return made
 
 
-def _blocks(details: Mapping[str, Sequence[KernelDetail]]) -> str:
+def _blocks(details: Mapping[Phase, Sequence[KernelDetail]]) -> str:
     """Which blocks level 2 prices, by whose measurements, and how near it is."""
     entries = {
         d.corrected.key: d.corrected for found in details.values() for d in found if d.corrected
