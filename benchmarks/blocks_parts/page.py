@@ -52,8 +52,9 @@ _GPU: Final = """## A GPU left out
 
 Corrections of the other GPUs with the same library, on all blocks of this one. Level 1 of layers is
 that of another GPU too, scaled by the data sheets; that of modules is this GPU's own calibration.
-Between H100 and H200, which run the same kernels, a correction is worth almost as much as at home;
-elsewhere it may be worse than none. A report uses none from abroad.
+For modules on H100 and H200 the corrections of the others were never worse than the sum, by far
+better where vLLM's prefill is off; on B200 and L40S, whose kernels are others, they may be worse
+than none. A report uses none from abroad.
 """
 
 _HEAD: Final = (
