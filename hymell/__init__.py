@@ -17,16 +17,26 @@ from typing import TYPE_CHECKING, Any
 from hymell._version import __version__
 
 if TYPE_CHECKING:
+    from hymell.analysis.attention_variant import AttentionComparison
     from hymell.analysis.compare import Comparison
     from hymell.analysis.serving import Serving
     from hymell.analysis.sweet_spot import SweetSpot
-    from hymell.api import compare, predict, save_runs, serve, sweet_spot, trace
+    from hymell.api import (
+        compare,
+        compare_attention,
+        predict,
+        save_runs,
+        serve,
+        sweet_spot,
+        trace,
+    )
     from hymell.cost_report import CostReport
     from hymell.errors import HymellError
     from hymell.op_registry import keep_whole, lowers
     from hymell.workload import Workload
 
 _HOMES = {
+    "AttentionComparison": "hymell.analysis.attention_variant",
     "Comparison": "hymell.analysis.compare",
     "CostReport": "hymell.cost_report",
     "HymellError": "hymell.errors",
@@ -34,6 +44,7 @@ _HOMES = {
     "SweetSpot": "hymell.analysis.sweet_spot",
     "Workload": "hymell.workload",
     "compare": "hymell.api",
+    "compare_attention": "hymell.api",
     "keep_whole": "hymell.op_registry",
     "lowers": "hymell.op_registry",
     "predict": "hymell.api",
@@ -44,6 +55,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionComparison",
     "Comparison",
     "CostReport",
     "HymellError",
@@ -52,6 +64,7 @@ __all__ = [
     "Workload",
     "__version__",
     "compare",
+    "compare_attention",
     "keep_whole",
     "lowers",
     "predict",

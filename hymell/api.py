@@ -1,6 +1,6 @@
 """The calls that do everything: `trace` a model, `predict` what a workload of it costs, find its
-`sweet_spot`, `compare` it with others, `serve` requests as they come, and `save_runs` of one's own
-to calibrate with.
+`sweet_spot`, `compare` it with others, `serve` requests as they come, `save_runs` of one's own to
+calibrate with, and `compare_attention` of one's own with that of a model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.graph import OpGraph
 from hymell.op_registry.opaque import OPAQUE_MODULES
-from hymell.workload import Parallel, Precision, Workload
+from hymell.workload import SINGLE, Parallel, Precision, Workload
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
     from hymell.analysis.arrivals import Arrivals
+    from hymell.analysis.attention_variant import AttentionComparison
     from hymell.analysis.compare import Comparison
     from hymell.analysis.context_curve import ContextCurve
     from hymell.analysis.own_runs import OwnRun
@@ -69,18 +70,10 @@ def trace(
     traced, each with one sentence.
     """
     say = progress or _silent
-    if isinstance(model, (str, os.PathLike)):
-        say(f"reading the config of {os.fspath(model)}")
-        source = sources.resolve(model, revision=revision)
-    elif isinstance(model, Mapping):
-        source = sources.ConfigSource(
-            name=str(model.get("_name_or_path") or model.get("model_type") or "config"),
-            config=dict(model),
-            origin="file",
-            location="a config passed as a mapping",
-        )
-        if "model_type" not in source.config:
-            raise HymellError("the config has no model_type; add the field, e.g. 'llama'")
+    if isinstance(model, (str, os.PathLike, Mapping)):
+        if not isinstance(model, Mapping):
+            say(f"reading the config of {os.fspath(model)}")
+        source = _config_source(model, revision)
     else:
         return _trace_object(model, args, kwargs or {}, logits_to_keep, say)
     key = store.key_of(
@@ -115,6 +108,22 @@ def trace(
     if use_cache:
         store.put(key, graph)
     return graph
+
+
+def _config_source(
+    model: str | os.PathLike[str] | Mapping[str, Any], revision: str | None
+) -> sources.ConfigSource:
+    if not isinstance(model, Mapping):
+        return sources.resolve(model, revision=revision)
+    source = sources.ConfigSource(
+        name=str(model.get("_name_or_path") or model.get("model_type") or "config"),
+        config=dict(model),
+        origin="file",
+        location="a config passed as a mapping",
+    )
+    if "model_type" not in source.config:
+        raise HymellError("the config has no model_type; add the field, e.g. 'llama'")
+    return source
 
 
 def _trace_object(
@@ -641,3 +650,105 @@ def _name_of(model: Any) -> str:
         return model.facts.name
     named = getattr(model, "name_or_path", "") or getattr(model, "model_type", "")
     return str(named or type(model).__name__)
+
+
+def compare_attention(
+    attention: str | type[nn.Module],
+    model: str | os.PathLike[str] | Mapping[str, Any] | PretrainedConfig,
+    *,
+    gpu: str | os.PathLike[str] = "h100-sxm",
+    engine: str = "vllm",
+    engine_version: str | None = None,
+    batch: int = 1,
+    contexts: Sequence[int] | None = None,
+    layers: Iterable[int] | None = None,
+    options: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    calibration: CalibrationChoice = "auto",
+    check: bool = True,
+    measure: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    use_cache: bool = True,
+    progress: Progress | None = None,
+) -> AttentionComparison:
+    """What a model costs with the attention of a class of yours, beside its own.
+
+    ``attention`` is a class of ``torch.nn.Module`` or ``"FILE.py:Class"``, a file that is then run.
+    It is made with the config and the layer's index, as far as its constructor takes them, and
+    ``options`` by name; its forward is called as docs/attention_variants.md says. It stands in
+    ``layers`` of the model (indices; None: all). Both are priced over ``contexts`` (default: powers
+    of 2 from 128 to 1M tokens) as `predict` prices them. ``check`` runs it on a small model on the
+    CPU; ``measure`` times one layer of both on the GPU or CPU at hand, as PyTorch runs it.
+
+    Raises HymellError for a class, a model or lengths that do not fit, TraceError for a module that
+    cannot be traced, each in one sentence.
+    """
+    from hymell.analysis.attention_variant import CONTEXTS, check_contexts, compare_graphs
+    from hymell.analysis.measured_blocks import price_blocks
+    from hymell.estimators.eager import in_eager
+    from hymell.hardware import find_gpu
+    from hymell.op_registry.engines import get_engine
+
+    say = progress or _silent
+    # All of it before the trace, which can take long.
+    lengths = check_contexts(CONTEXTS if contexts is None else contexts)
+    Workload(batch)
+    precision = Precision.of(dtype, kv_dtype)
+    chosen_gpu, chosen_engine = find_gpu(os.fspath(gpu)), get_engine(engine)
+    fitted = _estimator(chosen_gpu, chosen_engine.name, calibration, engine_version, SINGLE)
+    chosen = None if layers is None else frozenset(layers)
+    if chosen is not None and not chosen:
+        raise HymellError("layers: name at least one layer, or none for all of them")
+    known = None if isinstance(model, (str, os.PathLike, Mapping)) else model
+    source = _config_source(model, revision) if known is None else None
+    say("importing torch and transformers")
+    from hymell.tracer.variant.session import prepare
+
+    ready = prepare(
+        attention,
+        source if source is not None else known,
+        options=options or {},
+        layers=chosen,
+        trust_remote_code=trust_remote_code,
+        opaque_modules=OPAQUE_MODULES,
+        progress=say,
+    )
+    original = trace(
+        model,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        use_cache=use_cache,
+        progress=progress,
+    )
+    say("pricing both over the context lengths")
+    estimator, chosen_engine = in_eager(
+        fitted, original, chosen_gpu, chosen_engine, calibration, precision
+    )
+    found = compare_graphs(
+        original,
+        ready.graph,
+        name=ready.label,
+        layers=ready.layers,
+        gpu=chosen_gpu,
+        engine=chosen_engine,
+        batch=batch,
+        contexts=lengths,
+        precision=precision,
+        estimator=estimator,
+    )
+    checks = ready.checks(say) if check else ()
+    if not measure:
+        return found.with_findings(checks, None)
+    timed = ready.timings(precision.activations, batch, lengths[-1], say)
+    beside = price_blocks(
+        timed.blocks,
+        device=timed.device,
+        on_gpu=timed.kind == "cuda",
+        dtype=timed.dtype,
+        batch=batch,
+        remark=timed.remark,
+        asked=chosen_gpu,
+    )
+    return found.with_findings(checks, beside)

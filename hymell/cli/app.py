@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from hymell._version import __version__
-from hymell.cli import compare, doctor, lists, measured, ops, priced, runs, serve, sweetspot
+from hymell.cli import (
+    attention,
+    compare,
+    doctor,
+    lists,
+    measured,
+    ops,
+    priced,
+    runs,
+    serve,
+    sweetspot,
+)
 from hymell.cli.failures import (
     BROKEN_PIPE,
     BUG,
@@ -55,6 +66,7 @@ ops.register(app)
 compare.register(app)
 sweetspot.register(app)
 serve.register(app)
+attention.register(app)
 lists.register(app)
 measured.register(app)
 doctor.register(app)

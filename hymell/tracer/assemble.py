@@ -78,13 +78,17 @@ def trace_model(
     memo: bool = True,
     logits_to_keep: int = 1,
     opaque_modules: Mapping[type, str] | None = None,
+    boundaries: Iterable[int] = (),
     progress: Progress = lambda _: None,
 ) -> OpGraph:
-    """`trace_config` for a Hugging Face model that stands on meta already."""
+    """`trace_config` for a Hugging Face model that stands on meta already.
+
+    ``boundaries``: lengths at which its behaviour may change, beside those its config names.
+    """
     parts = split(model)
     config = model.config
     phases: tuple[Phase, ...] = ("prefill", "decode")
-    boundaries = tuple(sorted(set(_boundaries(config))))
+    hints = tuple(sorted({*_boundaries(config), *boundaries}))
     context = _max_context(config)
     regions: list[Region] = []
     signatures: dict[int, Any] = {}
@@ -110,8 +114,8 @@ def trace_model(
             once,
             phase,
             varies=_varying(phase, [part.name for part in parts]),
-            boundaries_S=boundaries,
-            boundaries_L=boundaries,
+            boundaries_S=hints,
+            boundaries_L=hints,
             # At the full context buffers are used whole and a view drops out, which costs nothing.
             limit=context - 1 if context else None,
         )

@@ -35,19 +35,25 @@ _ERROR_LEVEL = 40
 _NOT_CAUSAL = frozenset({"bert", "roberta", "electra", "camembert", "xlm-roberta", "whisper"})
 
 
-def build_model(config: PretrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a config on ``torch.device("meta")``, in eval mode, without weights.
+def build_model(
+    config: PretrainedConfig,
+    *,
+    trust_remote_code: bool = False,
+    device: str = "meta",
+    dtype: Any = None,
+) -> nn.Module:
+    """The model of a config, in eval mode; on ``torch.device("meta")`` it has no weights.
 
-    The dtype is the config's (bfloat16 when it names none). The class is the config's own
-    architecture where transformers knows it, else the first auto class that lists its model type.
-    Raises TraceError when transformers cannot build the model.
+    On another device its weights are random. The dtype is the config's (bfloat16 when it names
+    none) unless given. The class is the config's own architecture where transformers knows it,
+    else the first auto class that lists its model type. Raises TraceError when transformers cannot
+    build the model.
     """
     import torch
 
-    dtype = _dtype(config)
     try:
-        with torch.device("meta"), _quiet():
-            model = _construct(config, dtype, trust_remote_code)
+        with torch.device(device), _quiet():
+            model = _construct(config, dtype or _dtype(config), trust_remote_code)
     except HymellError:
         raise
     except Exception as error:

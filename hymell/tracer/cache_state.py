@@ -157,6 +157,8 @@ def stretch(cache: Any, length: int) -> None:
             continue
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = length
+        if hasattr(layer, "stretch_to"):
+            layer.stretch_to(length)
         window = _window(layer)
         kept = length if window is None else min(length, window - 1)
         for name, dim in _GROWING.items():
@@ -201,7 +203,8 @@ def _kind(attribute: str, layer: Any) -> str:
         # MLA caches one compressed vector and one shared rotary key per token, of unequal widths.
         latent = keys.dim() == 4 and keys.shape[1] == 1 and keys.shape[-1] != values.shape[-1]
         return "latent" if latent else "kv"
-    if attribute in _GROWING or attribute.startswith("compressed"):
+    grows = attribute in _GROWING or attribute in getattr(layer, "growing", ())
+    if grows or attribute.startswith("compressed"):
         return "kv"
     return "conv" if "conv" in attribute or "buffer" in attribute else "recurrent"
 

@@ -1,0 +1,396 @@
+"""A model with another attention beside itself, over context lengths: both from traced graphs.
+
+The blocks around the attention are the same on both sides. What the attention alone takes is the
+sum of the kernels whose module lies in the exchanged attention; gaps between kernels and the
+engine's work per step are in the figures of the whole model only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from hymell.attention_findings import Check, Measurement
+from hymell.errors import HymellError
+from hymell.estimators.base import Array, Deployment, Estimator
+from hymell.estimators.memory import cache_bytes, memory_cost
+from hymell.estimators.predict import deploy, predict_graph, price
+from hymell.estimators.rollup import Steps, in_system, kernel_sums, split_by_region
+from hymell.graph import OpGraph, Phase
+from hymell.hardware import Gpu
+from hymell.op_registry.engines.base import Engine
+from hymell.workload import MAX_TOKENS, Precision, Workload
+
+SCHEMA_VERSION = 1
+
+#: Default context lengths: powers of two up to 1M tokens.
+CONTEXTS = tuple(2**n for n in range(7, 21))
+#: The most context lengths that are priced; a longer list is taken for a mistake.
+MAX_CONTEXTS = 1000
+
+#: Differences below this share are no difference: corrections of estimators waver by as much.
+MARGIN = 0.005
+#: Lengths between the shortest and the longest context at which a crossover is looked for.
+_GRID = 193
+
+_ATTENTION = re.compile(r"(^|\.)self_attn(\.|$)")
+
+#: What is compared, by name: title, and the field of a `Cost`.
+MEASURES: Mapping[str, str] = {
+    "prefill time": "ttft_s",
+    "prefill energy": "prefill_energy_j",
+    "prefill FLOPs": "prefill_flops",
+    "decode time": "tpot_s",
+    "decode energy": "decode_energy_j",
+    "decode bytes": "decode_bytes",
+    "cache": "cache_bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one side costs at one context length, for the whole batch.
+
+    Of the whole model: ``ttft_s`` and ``prefill_energy_j`` of a prompt of this length, ``tpot_s``
+    and ``decode_energy_j`` of one decode step with this many tokens before it, ``cache_bytes`` and
+    ``memory_bytes`` then, ``fits`` the GPU. ``prefill_flops`` and ``decode_flops`` skip masked
+    work. The fields ``attention_*`` are those of the attention modules of all layers.
+    """
+
+    ttft_s: float
+    prefill_energy_j: float
+    prefill_flops: float
+    prefill_bytes: float
+    tpot_s: float
+    decode_energy_j: float
+    decode_flops: float
+    decode_bytes: float
+    attention_prefill_s: float
+    attention_prefill_energy_j: float
+    attention_prefill_flops: float
+    attention_prefill_bytes: float
+    attention_decode_s: float
+    attention_decode_energy_j: float
+    attention_decode_flops: float
+    attention_decode_bytes: float
+    cache_bytes: float
+    memory_bytes: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Both sides at one context length."""
+
+    context: int
+    original: Cost
+    variant: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """From ``context`` tokens on, ``cheaper`` ("variant" or "original") is so by ``measure``.
+
+    ``context`` None: it is over all lengths that were looked at; ``cheaper`` "neither": the two
+    differ nowhere by more than `MARGIN`.
+    """
+
+    measure: str
+    context: int | None
+    cheaper: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What one sequence keeps in all layers: bytes per token at the longest context, and fixed.
+
+    ``fixed_bytes`` is what does not grow there: a recurrent state, or windows that are full.
+    """
+
+    bytes_per_token: float
+    fixed_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionComparison:
+    """A model with the attention of a class beside itself; see `hymell.compare_attention`."""
+
+    model: str
+    variant: str
+    layers: tuple[int, ...]
+    gpu: str
+    engine: str
+    dtype: str
+    batch: int
+    parameters: Mapping[str, int]
+    understood_share_of_ops: float
+    not_understood: tuple[str, ...]
+    rows: tuple[Row, ...]
+    crossovers: tuple[Crossover, ...]
+    cache: Mapping[str, CacheSize]
+    assumptions: Mapping[str, Any]
+    checks: tuple[Check, ...] = ()
+    measurement: Measurement | None = None
+    warnings: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dicts and lists, ready for JSON."""
+        return asdict(self)
+
+    def with_findings(
+        self, checks: tuple[Check, ...], measurement: Measurement | None
+    ) -> AttentionComparison:
+        """The same with what running the module showed."""
+        return replace(self, checks=checks, measurement=measurement)
+
+
+def compare_graphs(
+    original: OpGraph,
+    variant: OpGraph,
+    *,
+    name: str,
+    layers: Sequence[int],
+    gpu: Gpu,
+    engine: Engine,
+    batch: int = 1,
+    contexts: Sequence[int] = CONTEXTS,
+    precision: Precision | None = None,
+    estimator: Estimator | None = None,
+) -> AttentionComparison:
+    """Both graphs priced over context lengths; ``name`` is the class whose attention the variant
+    has in ``layers``.
+
+    Raises HymellError for lengths that make no sense and for a model that does not decode.
+    """
+    lengths = check_contexts(contexts)
+    for graph in (original, variant):
+        if "decode" not in graph.phases():
+            raise HymellError(f"{graph.facts.name} does not decode: there is nothing to compare")
+    sides = {
+        side: _Side(graph, gpu, engine, batch, precision, estimator)
+        for side, graph in (("original", original), ("variant", variant))
+    }
+    costs = {side: model.costs(lengths) for side, model in sides.items()}
+    rows = tuple(
+        Row(length, a, b)
+        for length, a, b in zip(lengths, costs["original"], costs["variant"], strict=True)
+    )
+    reports = [
+        predict_graph(
+            variant,
+            Workload(batch, length, 2),
+            gpu=gpu,
+            engine=engine,
+            precision=precision,
+            estimator=estimator,
+        )
+        for length in sorted({lengths[0], lengths[-1]})
+    ]
+    last = reports[-1]
+    return AttentionComparison(
+        model=original.facts.name,
+        variant=name,
+        layers=tuple(layers),
+        gpu=last.gpu,
+        engine=last.engine,
+        dtype=last.dtype,
+        batch=batch,
+        parameters={
+            "original": original.facts.parameters,
+            "variant": variant.facts.parameters,
+        },
+        understood_share_of_ops=min(r.coverage.understood_share_of_ops for r in reports),
+        not_understood=tuple(
+            dict.fromkeys(op for report in reports for op, _, _ in report.coverage.unknown)
+        ),
+        rows=rows,
+        crossovers=tuple(find_crossovers(sides["original"], sides["variant"], lengths)),
+        cache={side: model.cache_size(lengths[-1]) for side, model in sides.items()},
+        assumptions={
+            key: text
+            for key, text in last.assumptions.items()
+            if key not in ("prompt", "output", "cost")
+        },
+        warnings=tuple(
+            dict.fromkeys((*_longer(original, lengths), *_not_about_length(last.warnings)))
+        ),
+    )
+
+
+def check_contexts(contexts: Iterable[int]) -> tuple[int, ...]:
+    """Distinct lengths in order. Raises HymellError for none, too many, or impossible ones."""
+    found = sorted(set(contexts))
+    if not found:
+        raise HymellError("contexts: give at least one length")
+    if len(found) > MAX_CONTEXTS:
+        raise HymellError(f"{len(found):,} context lengths: give {MAX_CONTEXTS:,} at most")
+    for length in (found[0], found[-1]):
+        if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length < MAX_TOKENS:
+            raise HymellError(
+                f"contexts: {length} is no context length; give whole numbers from 2 tokens on"
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One graph on the GPU, priced at any lengths."""
+
+    graph: OpGraph
+    gpu: Gpu
+    engine: Engine
+    batch: int
+    precision: Precision | None
+    estimator: Estimator | None
+
+    @property
+    def model(self) -> Deployment:
+        return deploy(
+            self.graph,
+            gpu=self.gpu,
+            engine=self.engine,
+            precision=self.precision,
+            estimator=self.estimator,
+        )
+
+    def measures(self, model: Deployment, lengths: Array) -> dict[str, Array]:
+        """The fields named in `MEASURES`, an array each."""
+        priced = price(
+            self.graph,
+            self.batch,
+            lengths,
+            2,
+            gpu=self.gpu,
+            engine=self.engine,
+            precision=self.precision,
+            estimator=self.estimator,
+        )
+        cache = [cache_bytes(model, self.batch, int(n), 2)[0] for n in lengths]
+        return {
+            "ttft_s": priced["ttft_s"],
+            "prefill_energy_j": priced["prefill_energy_j"],
+            "prefill_flops": priced["prefill_flops_causal"],
+            "prefill_bytes": priced["prefill_bytes"],
+            "tpot_s": priced["tpot_s"],
+            "decode_energy_j": priced["decode_energy_j"],
+            "decode_flops": priced["decode_flops_causal"],
+            "decode_bytes": priced["decode_bytes"],
+            "cache_bytes": np.array(cache),
+        }
+
+    def costs(self, lengths: Sequence[int]) -> list[Cost]:
+        model = self.model
+        at = np.array(lengths, dtype=np.float64)
+        columns = self.measures(model, at)
+        for phase in ("prefill", "decode"):
+            columns |= _attention(model, phase, self.batch, at)
+        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+        found = []
+        for length, values in zip(lengths, rows, strict=True):
+            memory = memory_cost(model, Workload(self.batch, length, 2))
+            figures = dict(zip(columns, values, strict=True))
+            found.append(Cost(**figures, memory_bytes=memory.total_bytes, fits=memory.fits))
+        return found
+
+    def cache_size(self, longest: int) -> CacheSize:
+        model = self.model
+        held, before = (cache_bytes(model, 1, n, 2)[0] for n in (longest, longest - 1))
+        growth = held - before
+        return CacheSize(growth, held - growth * (longest + 1))
+
+
+def _attention(model: Deployment, phase: Phase, batch: int, lengths: Array) -> dict[str, Array]:
+    """Sums over the kernels of the attention modules: a prompt of each length, or one step after
+    it.
+    """
+    B, one = np.full_like(lengths, batch), np.ones_like(lengths)
+    zero = np.zeros_like(lengths)
+    steps = Steps(B, lengths, zero, zero) if phase == "prefill" else Steps(B, one, lengths, lengths)
+    names = ("s", "energy_j", "flops", "bytes")
+    totals = {name: np.zeros_like(lengths) for name in names}
+    for index, rows, part in split_by_region(model, phase, steps):
+        for kernel in model.lowered(index).kernels:
+            if not _ATTENTION.search(kernel.path):
+                continue
+            sums = in_system(kernel, model, phase, part, kernel_sums(kernel, model, part))
+            values = (sums.time_s, sums.energy_j, sums.flops_causal, sums.bytes)
+            for name, value in zip(names, values, strict=True):
+                totals[name][rows] += value
+    return {f"attention_{phase}_{name}": value for name, value in totals.items()}
+
+
+def find_crossovers(original: _Side, variant: _Side, lengths: Sequence[int]) -> Iterator[Crossover]:
+    """Every length between the shortest and the longest at which the cheaper side changes.
+
+    A side is cheaper where the other costs more by `MARGIN`; between two such stretches lies the
+    crossover, at the shortest length where the new side is not dearer any more.
+    """
+    first, last = lengths[0], lengths[-1]
+    grid = np.unique(np.round(np.geomspace(first, last, _GRID)))
+    models = original.model, variant.model
+
+    def ratios(at: Array) -> dict[str, Array]:
+        a, b = original.measures(models[0], at), variant.measures(models[1], at)
+        return {
+            title: np.log(np.maximum(b[key], 1e-30) / np.maximum(a[key], 1e-30))
+            for title, key in MEASURES.items()
+        }
+
+    coarse = ratios(grid)
+    for title in MEASURES:
+        signs = np.where(np.abs(coarse[title]) < np.log1p(MARGIN), 0, np.sign(coarse[title]))
+        decided = [i for i in range(len(grid)) if signs[i]]
+        if not decided:
+            yield Crossover(title, None, "neither")
+            continue
+        changes = [(i, j) for i, j in pairwise(decided) if signs[i] != signs[j]]
+        if not changes:
+            yield Crossover(title, None, _cheaper(signs[decided[0]]))
+        for i, j in changes:
+
+            def turned(at: Array, title: str = title, sign: float = signs[j]) -> Any:
+                return ratios(at)[title] * sign >= 0
+
+            yield Crossover(title, _first(turned, int(grid[i]), int(grid[j])), _cheaper(signs[j]))
+
+
+def _cheaper(sign: float) -> str:
+    return "original" if sign > 0 else "variant"
+
+
+def _first(turned: Any, low: int, high: int) -> int:
+    """The first length after ``low`` that has turned, ``high`` having; 16 at a time."""
+    while high - low > 1:
+        inner = np.unique(np.linspace(low, high, 18).round())[1:-1]
+        inner = inner[(inner > low) & (inner < high)]
+        found = np.flatnonzero(turned(inner))
+        if len(found):
+            high = int(inner[found[0]])
+            low = int(inner[found[0] - 1]) if found[0] else low
+        else:
+            low = int(inner[-1])
+    return high
+
+
+def _longer(graph: OpGraph, lengths: Sequence[int]) -> Iterator[str]:
+    most = graph.facts.max_context
+    if most is not None and lengths[-1] > most:
+        yield (
+            f"{graph.facts.name} was made for {most} tokens; longer contexts are priced all the "
+            "same"
+        )
+
+
+def _not_about_length(warnings: Iterable[str]) -> Iterator[str]:
+    return (text for text in warnings if "was made for" not in text)
