@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hymell.attention_findings import Check, Measurement
+from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment, Estimator
 from hymell.estimators.memory import cache_bytes, memory_cost
@@ -37,6 +38,9 @@ MAX_CONTEXTS = 1000
 MARGIN = 0.005
 #: Lengths between the shortest and the longest context at which a crossover is looked for.
 _GRID = 193
+
+#: Share of a time above which it is worth a warning that nothing measured stands behind it.
+_MOSTLY = 0.1
 
 _ATTENTION = re.compile(r"(^|\.)self_attn(\.|$)")
 
@@ -106,6 +110,24 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionKernel:
+    """A kernel of the attention modules at the longest context, its repeats together.
+
+    ``estimator`` priced it; ``calibration`` names the measurements behind that, "" for none (a data
+    sheet, or a form at its data-sheet priors). ``in_range``: they surround its sizes.
+    """
+
+    side: str
+    phase: str
+    name: str
+    time_s: float
+    estimator: str
+    calibration: str
+    in_range: bool
+    understood: bool
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSize:
     """What one sequence keeps in all layers: bytes per token at the longest context, and fixed.
 
@@ -133,6 +155,7 @@ class AttentionComparison:
     rows: tuple[Row, ...]
     crossovers: tuple[Crossover, ...]
     cache: Mapping[str, CacheSize]
+    kernels: tuple[AttentionKernel, ...]
     assumptions: Mapping[str, Any]
     checks: tuple[Check, ...] = ()
     measurement: Measurement | None = None
@@ -186,18 +209,23 @@ def compare_graphs(
         Row(length, a, b)
         for length, a, b in zip(lengths, costs["original"], costs["variant"], strict=True)
     )
-    reports = [
-        predict_graph(
-            variant,
+
+    def report(graph: OpGraph, length: int) -> CostReport:
+        return predict_graph(
+            graph,
             Workload(batch, length, 2),
             gpu=gpu,
             engine=engine,
             precision=precision,
             estimator=estimator,
         )
-        for length in sorted({lengths[0], lengths[-1]})
-    ]
-    last = reports[-1]
+
+    last = report(variant, lengths[-1])
+    reports = [report(variant, lengths[0]), last]
+    kernels = (
+        *_kernels("original", report(original, lengths[-1])),
+        *_kernels("variant", last),
+    )
     return AttentionComparison(
         model=original.facts.name,
         variant=name,
@@ -217,13 +245,20 @@ def compare_graphs(
         rows=rows,
         crossovers=tuple(find_crossovers(sides["original"], sides["variant"], lengths)),
         cache={side: model.cache_size(lengths[-1]) for side, model in sides.items()},
+        kernels=kernels,
         assumptions={
             key: text
             for key, text in last.assumptions.items()
             if key not in ("prompt", "output", "cost")
         },
         warnings=tuple(
-            dict.fromkeys((*_longer(original, lengths), *_not_about_length(last.warnings)))
+            dict.fromkeys(
+                (
+                    *_longer(original, lengths),
+                    *_not_about_length(last.warnings),
+                    *_unmeasured(kernels, estimator is not None),
+                )
+            )
         ),
     )
 
@@ -381,6 +416,36 @@ def _first(turned: Any, low: int, high: int) -> int:
         else:
             low = int(inner[-1])
     return high
+
+
+def _kernels(side: str, report: CostReport) -> Iterator[AttentionKernel]:
+    for kernel in report.kernels:
+        if _ATTENTION.search(kernel.path):
+            yield AttentionKernel(
+                side,
+                kernel.phase,
+                kernel.name,
+                kernel.time_s,
+                kernel.estimator,
+                kernel.calibration,
+                kernel.in_range,
+                kernel.understood,
+            )
+
+
+def _unmeasured(kernels: Iterable[AttentionKernel], fitted: bool) -> Iterator[str]:
+    """Where fitted estimators are in use and hardly any of the variant's time rests on them."""
+    for phase in ("prefill", "decode"):
+        own = [k for k in kernels if (k.side, k.phase) == ("variant", phase)]
+        whole = sum(kernel.time_s for kernel in own)
+        without = [kernel for kernel in own if not kernel.calibration]
+        share = sum(kernel.time_s for kernel in without) / whole if whole else 0.0
+        if fitted and share > _MOSTLY:
+            worst = max(without, key=lambda kernel: kernel.time_s)
+            yield (
+                f"{share:.0%} of the variant's attention time in {phase} at the longest context "
+                f"rests on no measurement ({worst.name}: {worst.estimator})"
+            )
 
 
 def _longer(graph: OpGraph, lengths: Sequence[int]) -> Iterator[str]:

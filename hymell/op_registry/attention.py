@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hymell.dims import whole
+from hymell.dims import Size, simplify, whole
 from hymell.dtypes import math_format
 from hymell.op_registry.memory_ops import numel, spec_bytes, total
 from hymell.op_registry.primitives import Attention, Memory
@@ -25,16 +26,17 @@ if TYPE_CHECKING:
     "aten._scaled_dot_product_fused_attention_overrideable",
 )
 def attention(op: Op, flow: Dataflow) -> Attention:
-    """Query (B, H, q, dqk), key (B, Hkv, kv, dqk), value (B, Hkv, kv, dv)."""
+    """Query (B, H, q, dqk), key (B, Hkv, kv, dqk), value (B, Hkv, kv, dv); with 3 dims one head."""
     query, key, value = (op.inputs[i].spec for i in range(3))
-    batch, heads, q_len, qk_dim = query.shape
+    *leading, q_len, qk_dim = query.shape
+    batch, heads = leading if len(leading) == 2 else (_product(leading), 1)
     window = op.attrs.get("window") or op.attrs.get("chunk")
     return Attention(
         batch=batch,
         q_len=q_len,
-        kv_len=key.shape[2],
+        kv_len=key.shape[-2],
         heads=whole(heads),
-        kv_heads=whole(key.shape[1]),
+        kv_heads=whole(key.shape[1]) if len(leading) == 2 else 1,
         qk_dim=whole(qk_dim),
         v_dim=whole(value.shape[-1]),
         causal=bool(op.attrs.get("causal", op.attrs.get("is_causal", False))),
@@ -43,6 +45,13 @@ def attention(op: Op, flow: Dataflow) -> Attention:
         kv_dtype=key.dtype,
         math=math_format(query.dtype),
     )
+
+
+def _product(sizes: Iterable[Size]) -> Size:
+    result: Size = 1
+    for size in sizes:
+        result = simplify(result * size)
+    return result
 
 
 @lowers("hymell.kv_append")

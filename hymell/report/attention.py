@@ -69,6 +69,7 @@ def _document(found: AttentionComparison) -> Document:
         )
     ]
     sections.append(_memory(found))
+    sections.append(_kernels(found))
     if found.checks:
         sections.append(_checks(found))
     if found.measurement is not None:
@@ -212,6 +213,25 @@ def _memory(found: AttentionComparison) -> Table:
 
 def _total(cost: Cost) -> str:
     return units.data(cost.memory_bytes) + ("" if cost.fits else " *")
+
+
+def _kernels(found: AttentionComparison) -> Table:
+    columns = (
+        Column("side", "Attention"),
+        Column("phase", "Phase"),
+        Column("name", "Kernel", code=True),
+        Column("time_s", "Time", units.seconds, right=True),
+        Column("estimator", "Priced by"),
+        Column("calibration", "Measured on"),
+        Column("in_range", "In range"),
+    )
+    rows = tuple(
+        {**asdict(kernel), "calibration": kernel.calibration or "nothing like it"}
+        for kernel in found.kernels
+    )
+    note = "of all layers, the prefill or one decode step; in range: its sizes were measured around"
+    title = f"Kernels of the attention at {found.rows[-1].context:,} tokens"
+    return Table(title, columns, rows, note)
 
 
 def _checks(found: AttentionComparison) -> Table:

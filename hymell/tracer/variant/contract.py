@@ -229,37 +229,36 @@ def growth_of(states: Mapping[int, Any]) -> tuple[Growth, ...]:
     """How a returned state grows, from what was returned after each number of tokens.
 
     Raises HymellError for states whose structure or rank changes with the tokens, or that grow in
-    several dims or by other than a token per token.
+    several dims or by other than an entry per token, up to a limit.
     """
-    lengths = sorted(states)
-    leaves = {n: [x for x in tree_leaves(states[n]) if isinstance(x, Tensor)] for n in lengths}
-    first, second, far = (leaves[n] for n in lengths)
-    if not len(first) == len(second) == len(far):
+    leaves = {n: [x for x in tree_leaves(s) if isinstance(x, Tensor)] for n, s in states.items()}
+    if len({len(found) for found in leaves.values()}) > 1:
         raise HymellError(
-            "the returned state holds more tensors after more tokens; keep their number fixed"
+            "a returned state holds more tensors after more tokens; keep their number fixed"
         )
+    count = len(next(iter(leaves.values())))
     return tuple(
-        _growth(index, dict(zip(lengths, shapes, strict=True)))
-        for index, shapes in enumerate(
-            zip(*([tuple(x.shape) for x in leaves[n]] for n in lengths), strict=True)
-        )
+        _growth(index, {n: tuple(found[index].shape) for n, found in leaves.items()})
+        for index in range(count)
     )
 
 
 def _growth(index: int, shapes: Mapping[int, tuple[int, ...]]) -> Growth:
-    (n1, a), (n2, b), (_, c) = shapes.items()
-    if len(a) != len(b):
+    if len({len(shape) for shape in shapes.values()}) > 1:
         raise HymellError("a returned state tensor changes its number of dims with the tokens")
-    dims = [dim for dim, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    sizes = list(zip(*shapes.values(), strict=True))
+    dims = [dim for dim, found in enumerate(sizes) if len(set(found)) > 1]
     if not dims:
         return Growth(index, None, None)
-    if len(dims) > 1 or b[dims[0]] - a[dims[0]] != n2 - n1 or a[dims[0]] != n1:
-        raise HymellError(
-            f"a returned state tensor has shape {a} after {n1} tokens and {b} after {n2}; "
-            "only one entry per token is supported"
-        )
     far = max(shapes)
-    kept = c[dims[0]]
+    kept = shapes[far][dims[0]]
+    regular = all(shape[dims[0]] == min(n, kept) for n, shape in shapes.items())
+    if len(dims) > 1 or not regular:
+        grown = "; ".join(f"{shape} after {n}" for n, shape in sorted(shapes.items()))
+        raise HymellError(
+            f"a returned state tensor has the shapes {grown} tokens; only one entry per token, up "
+            "to a number of tokens, is supported"
+        )
     return Growth(index, dims[0], None if kept == far else kept)
 
 

@@ -28,8 +28,11 @@ TOLERANCE = 1e-4
 _SEED = 20_240_607
 #: More parameters than this take too long to fill with random numbers.
 _MOST_PARAMETERS = 600_000_000
-#: With "sdpa" transformers passes no mask where causality says all; with "eager" always one.
-_IMPLEMENTATIONS = ("sdpa", "eager")
+#: Ways in which transformers passes the mask on, and what they mean for a module.
+_IMPLEMENTATIONS = {
+    "sdpa": "where the model passes no mask (attn_implementation sdpa)",
+    "eager": "where the model passes a mask to add (attn_implementation eager)",
+}
 
 
 def run_checks(
@@ -117,15 +120,15 @@ def _typed(variant: Variant, model: nn.Module, where: str) -> Check:
 def _worst(name: str, test: Any, variant: Variant, model: nn.Module) -> Check:
     """The check with each way of passing the mask; the first that fails, else the worst."""
     found: list[Check] = []
-    for implementation in _IMPLEMENTATIONS:
+    for implementation, meaning in _IMPLEMENTATIONS.items():
         config: Any = model.config
         config._attn_implementation = implementation
         try:
             deviation, remark = test(model)
         except Exception as error:
-            return Check(name, False, f"{said(error, file_of(variant.cls))} ({implementation})")
+            return Check(name, False, f"{said(error, file_of(variant.cls))}, {meaning}")
         passed = deviation <= TOLERANCE
-        words = remark if passed else f"{remark} (attn_implementation {implementation})"
+        words = remark if passed else f"{remark}, {meaning}"
         found.append(Check(name, passed, words, deviation))
     return next((c for c in found if not c.passed), max(found, key=lambda c: c.deviation or 0.0))
 
@@ -139,7 +142,7 @@ def _causal(model: nn.Module) -> tuple[float, str]:
     leak = _relative(a[:, :changed_at], b[:, :changed_at], a)
     if torch.equal(a[:, changed_at:], b[:, changed_at:]):
         return float("inf"), f"token {changed_at} changes nothing, not even its own output"
-    return leak, f"token {changed_at} of {TOKENS} changed: what that moves before it"
+    return leak, f"token {changed_at} of {TOKENS} changed, outputs before it compared"
 
 
 def _rows_independent(model: nn.Module) -> tuple[float, str]:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from hymell.quantization import QuantScheme
 
-#: Prompt lengths after which a returned state is looked at: without common factors and no usual
-#: head count; the last lies beyond every window that the module names.
-_PROBES = (37, 54)
-_FAR = 4099
+#: Prompt lengths after which a returned state is looked at: that of the short prompt which makes a
+#: cache in a trace, two without common factors, and one beyond every window that the module names.
 _SEED = 4
+_PROBES = (_SEED, 37, 54)
+_FAR = 4099
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _returned(
         first = run(_PROBES[0], None)
         if first is None or run(1, first) is None:
             return None
-        states = {_PROBES[0]: first, **{n: run(n, None) for n in (_PROBES[1], far)}}
+        states = {_SEED: first, **{n: run(n, None) for n in (*_PROBES[1:], far)}}
     except HymellError:
         raise
     except Exception:  # what it returned is no state: it does not take it back
