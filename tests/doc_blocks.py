@@ -52,7 +52,11 @@ def printed(block: Block) -> str:
     program, *arguments = shlex.split(command)
     assert program == "hymell", f"{block}: only output of hymell can be renewed"
     done = subprocess.run(
-        [sys.executable, "-m", "hymell", *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hymell", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     lines = [line.rstrip() for line in done.stdout.strip("\n").splitlines()]
     start, stop = _place(lines, _option(block, "from"), 0), len(lines)

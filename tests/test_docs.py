@@ -61,6 +61,8 @@ def test_snippet_runs(snippet: Block, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_works(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # Commands name the examples as they lie beside the page's own project.
+    Path("examples").symlink_to(ROOT / "examples")
     assert main(shlex.split(line, comments=True)[1:]) == 0
 
 
