@@ -52,7 +52,7 @@ def build_model(
     import torch
 
     try:
-        with torch.device(device), _quiet():
+        with torch.device(device), quiet():
             model = _construct(config, dtype or _dtype(config), trust_remote_code)
     except HymellError:
         raise
@@ -136,7 +136,7 @@ def _dtype(config: PretrainedConfig) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers' notes out of the user's terminal and vision probes out of the build."""
     from transformers.utils import logging
 

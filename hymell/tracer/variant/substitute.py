@@ -13,8 +13,9 @@ from transformers import DynamicCache
 from hymell.errors import HymellError, TraceError
 from hymell.graph import Op, OpGraph
 from hymell.tracer.assemble import trace_model
-from hymell.tracer.build import build_model
+from hymell.tracer.build import build_model, one_line, quiet
 from hymell.tracer.inputs import cache_keyword
+from hymell.tracer.parts import language_model
 from hymell.tracer.variant.contract import (
     CACHE,
     LAYER,
@@ -125,7 +126,7 @@ def variant_of(
 def attentions(model: nn.Module) -> dict[int, nn.Module]:
     """The attention modules of a model by the index of their layer."""
     found: dict[int, nn.Module] = {}
-    for module in model.modules():
+    for module in language_model(model).modules():
         attention = getattr(module, "self_attn", None)
         index = getattr(attention, LAYER, getattr(attention, "layer_idx", None))
         if isinstance(attention, nn.Module) and isinstance(index, int):
@@ -149,10 +150,12 @@ def passed_to(
     """What the model passes to the attention of a layer for new tokens after those of ``cache``.
 
     ``hidden_states`` and everything else by the layer's own names. Every attention of the model
-    is skipped meanwhile: the hidden states come from the other blocks alone.
+    is skipped meanwhile: the hidden states come from the other blocks alone. Raises TraceError
+    where the rest of the model cannot run.
     """
     found: dict[str, Any] = {}
     device = next(model.parameters()).device
+    text = language_model(model)
     held = attentions(model)
     target = held[index]
 
@@ -167,11 +170,16 @@ def passed_to(
     for module in held.values():
         module.__dict__["forward"] = skipped(module)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             ids = torch.zeros(batch, tokens, dtype=torch.long, device=device)
             # With a cache transformers does not look into the ids, which have no values on meta.
-            given = empty_cache(model) if cache is None else cache
-            model(ids, **{cache_keyword(model): given, "use_cache": True})
+            given = empty_cache(text) if cache is None else cache
+            text(ids, **{cache_keyword(text): given, "use_cache": True})
+    except Exception as error:
+        raise TraceError(
+            f"{type(model).__name__} does not run without its attention: "
+            f"{type(error).__name__}: {one_line(error)}; choose another model"
+        ) from error
     finally:
         for module in held.values():
             del module.__dict__["forward"]

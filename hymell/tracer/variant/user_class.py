@@ -71,6 +71,8 @@ def _run(file: Path) -> ModuleType:
 
 def said(error: BaseException, file: Path | None) -> str:
     """An exception in one line, with the last line of ``file`` that it came through."""
+    if isinstance(error, HymellError):
+        return str(error)
     text = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{text.split(' (')[0]} (line {error.lineno})"
