@@ -38,6 +38,8 @@ MAX_CONTEXTS = 1000
 MARGIN = 0.005
 #: Lengths between the shortest and the longest context at which a crossover is looked for.
 _GRID = 193
+#: Lengths at which a crossover's place is looked at in one go.
+_CUTS = 32
 
 #: Share of a time above which it is worth a warning that nothing measured stands behind it.
 _MOSTLY = 0.1
@@ -243,7 +245,12 @@ def compare_graphs(
             dict.fromkeys(op for report in reports for op, _, _ in report.coverage.unknown)
         ),
         rows=rows,
-        crossovers=tuple(find_crossovers(sides["original"], sides["variant"], lengths)),
+        crossovers=tuple(
+            sorted(
+                find_crossovers(sides["original"], sides["variant"], lengths),
+                key=lambda crossover: list(MEASURES).index(crossover.measure),
+            )
+        ),
         cache={side: model.cache_size(lengths[-1]) for side, model in sides.items()},
         kernels=kernels,
         assumptions={
@@ -383,39 +390,55 @@ def find_crossovers(original: _Side, variant: _Side, lengths: Sequence[int]) -> 
         }
 
     coarse = ratios(grid)
+    changes: list[_Change] = []
     for title in MEASURES:
         signs = np.where(np.abs(coarse[title]) < np.log1p(MARGIN), 0, np.sign(coarse[title]))
         decided = [i for i in range(len(grid)) if signs[i]]
-        if not decided:
-            yield Crossover(title, None, "neither")
-            continue
-        changes = [(i, j) for i, j in pairwise(decided) if signs[i] != signs[j]]
-        if not changes:
-            yield Crossover(title, None, _cheaper(signs[decided[0]]))
-        for i, j in changes:
+        changes += [
+            _Change(title, _cheaper(signs[j]), float(signs[j]), int(grid[i]), int(grid[j]))
+            for i, j in pairwise(decided)
+            if signs[i] != signs[j]
+        ]
+        if not any(change.measure == title for change in changes):
+            always = _cheaper(signs[decided[0]]) if decided else "neither"
+            yield Crossover(title, None, always)
+    while any(change.open for change in changes):
+        points = np.unique(np.concatenate([change.inside() for change in changes]))
+        values = ratios(points)
+        changes = [change.narrowed(points, values[change.measure]) for change in changes]
+    yield from (Crossover(c.measure, c.high, c.cheaper) for c in changes)
 
-            def turned(at: Array, title: str = title, sign: float = signs[j]) -> Any:
-                return ratios(at)[title] * sign >= 0
 
-            yield Crossover(title, _first(turned, int(grid[i]), int(grid[j])), _cheaper(signs[j]))
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The order by ``measure`` changes after ``low``, to ``sign``, by ``high`` at the latest."""
+
+    measure: str
+    cheaper: str
+    sign: float
+    low: int
+    high: int
+
+    @property
+    def open(self) -> bool:
+        return self.high - self.low > 1
+
+    def inside(self) -> Array:
+        """Up to `_CUTS` lengths between the two."""
+        found = np.unique(np.linspace(self.low, self.high, _CUTS + 2).round())
+        return found[(found > self.low) & (found < self.high)]
+
+    def narrowed(self, points: Array, ratio: Array) -> _Change:
+        """With what is known at ``points``: up to the first of them at which it has turned."""
+        within = (points > self.low) & (points < self.high)
+        turned = within & (ratio * self.sign >= 0)
+        high = int(points[turned][0]) if turned.any() else self.high
+        before = points[within & (points < high)]
+        return replace(self, high=high, low=int(before[-1]) if len(before) else self.low)
 
 
 def _cheaper(sign: float) -> str:
     return "original" if sign > 0 else "variant"
-
-
-def _first(turned: Any, low: int, high: int) -> int:
-    """The first length after ``low`` that has turned, ``high`` having; 16 at a time."""
-    while high - low > 1:
-        inner = np.unique(np.linspace(low, high, 18).round())[1:-1]
-        inner = inner[(inner > low) & (inner < high)]
-        found = np.flatnonzero(turned(inner))
-        if len(found):
-            high = int(inner[found[0]])
-            low = int(inner[found[0] - 1]) if found[0] else low
-        else:
-            low = int(inner[-1])
-    return high
 
 
 def _kernels(side: str, report: CostReport) -> Iterator[AttentionKernel]:
