@@ -154,7 +154,7 @@ def predicted(
 
 
 def judge(operator: Operator, gpu: str, rows: Rows) -> Iterator[Record]:
-    """Errors of the data sheet and of the fitted form, every second number of heads left out in turn."""
+    """Errors of data sheet and fitted form, every second number of heads held out in turn."""
     device, board = Device.of(find_gpu(gpu)), find_gpu(gpu)
     heads = applicable(rows)
     numbers = [int(n) for n in np.unique(heads) if n]
@@ -236,12 +236,12 @@ Written by `benchmarks/attention_variants.py`; the same figures in
 `gated_delta` of hymell's zoo in the place of a Llama's attention, traced and lowered as
 `hymell attention` does it: its scan and its short convolution against what others measured of the
 gated delta rule's kernels ([data.md](data.md)) at the same batch, length and number of heads. Every
-second number of heads in turn is predicted by a form that was fitted to the rows of the others, with
-a lighter correction than shipped calibrations have. The module repeats keys for their query heads,
-so only rows with as many key as value heads have a shape that it can have: "rows" counts them, "of"
-all of the table. Errors are absolute ones in % of the measured time, in brackets that of the
-data-sheet roofline on the same rows. The other variants have no published kernels: they are priced
-by the same forms at their data-sheet priors, and the answer says so.
+second number of heads in turn is predicted by a form that was fitted to the rows of the others,
+with a lighter correction than shipped calibrations have. The module repeats keys for their query
+heads, so only rows with as many key as value heads have a shape that it can have: "rows" counts
+them, "of" all of the table. Errors are absolute ones in % of the measured time, in brackets that of
+the data-sheet roofline on the same rows. The other variants have no published kernels: they are
+priced by the same forms at their data-sheet priors, and the answer says so.
 """
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attention_variants as benchmark
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -23,6 +25,9 @@ from hymell.cli import main
 from hymell.cli.attention import _arguments, _layers
 from hymell.errors import HymellError, TraceError
 from hymell.hardware import find_gpu
+from hymell.measure.location import locate
+from hymell.measure.operators import OPERATORS, rows_of
+from hymell.op_registry.primitives import Conv1d, Scan
 from hymell.zoo.attention import (
     VARIANTS,
     GatedDeltaAttention,
@@ -736,3 +741,73 @@ def test_the_examples_run(run: Run, file: str, name: str) -> None:
 def test_every_variant_of_the_zoo_has_an_example() -> None:
     held = {file.stem for file in EXAMPLES.glob("*.py")}
     assert set(VARIANTS) - {"softmax"} <= held
+
+
+# --- the tables of the gated delta rule ------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_the_variants_kernels_have_the_sizes_of_the_tables(phase: str) -> None:
+    heads, batch, length = 4, np.array([1.0, 2.0, 8.0]), np.array([128.0, 4096.0, 512.0])
+    if phase == "decode":
+        length = np.ones(3)
+    model = benchmark.deployment(heads, "h100-sxm")
+    for which, scan in benchmark.kernels(model, Scan, phase, batch, length):
+        assert (scan.heads, scan.key_dim, scan.value_dim) == (heads, 128, 128)
+        assert np.array_equal(np.broadcast_to(scan.batch, which.sum()), batch[which])
+        assert np.array_equal(np.broadcast_to(scan.length, which.sum()), length[which])
+        # Queries, keys, values and outputs in bf16, beside them a decay and a strength per head.
+        tokens = batch[which] * length[which] * heads
+        state = batch[which] * heads * 128 * 128 * 4
+        states = 2 if phase == "decode" else 1
+        moved = scan.bytes_read + scan.bytes_written - states * state
+        assert np.allclose(moved, tokens * (4 * 128 * 2 + 6))
+    seen = 0
+    for which, convolution in benchmark.kernels(model, Conv1d, phase, batch, length):
+        assert convolution.channels == 3 * heads * 128
+        assert np.array_equal(np.broadcast_to(convolution.length, which.sum()), length[which])
+        seen += which.sum()
+    assert seen == 3
+
+
+def test_predictions_are_near_the_measured_scans() -> None:
+    try:
+        root = locate()
+    except HymellError as error:
+        pytest.skip(str(error))
+    operator = next(o for o in OPERATORS if o.op == "gdn" and o.rows.get("phase") == "generation")
+    [rows] = rows_of(operator, "h100-sxm", "vllm", root)
+    sheet, fitted = benchmark.judge(operator, "h100-sxm", rows)
+    assert fitted.rows == sheet.rows > 40
+    assert fitted.mape < 3 < sheet.mape
+
+
+def test_the_page_shows_every_record() -> None:
+    place: dict[str, Any] = {"gpu": "h100-sxm", "library": "vllm", "version": "1"}
+    errors: dict[str, Any] = {"median": 1.0, "p90": 2.0, "max": 3.0, "bias": -0.5}
+    records = [
+        benchmark.Record(
+            **place,
+            kernel="scan",
+            phase=phase,
+            estimator=estimator,
+            rows=5,
+            of=9,
+            heads=(2, 4),
+            mape=mape,
+            **errors,
+        )
+        for phase in ("prefill", "decode")
+        for estimator, mape in (("roofline", 80.0), ("fitted", 1.25))
+    ]
+    page = benchmark.page(records)
+    for phase in ("prefill", "decode"):
+        row = f"| h100-sxm | vllm 1 | scan | {phase} | 1.2 (80) | 1.0 | 2.0 | 3.0 | -0.5 | 5 | 9 |"
+        assert row in page
+
+
+def test_the_committed_page_is_that_of_its_records() -> None:
+    records = json.loads(benchmark.PAGE.with_suffix(".json").read_text())["errors"]
+    made = [benchmark.Record(**{**r, "heads": tuple(r["heads"])}) for r in records]
+    assert benchmark.PAGE.read_text() == benchmark.page(made)
+    assert {r.gpu for r in made} == set(benchmark.GPUS)
