@@ -19,10 +19,9 @@ from hymell.attention_findings import Check, Measurement
 from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment, Estimator
-from hymell.estimators.memory import cache_bytes, memory_cost
+from hymell.estimators.memory import cache_bytes
 from hymell.estimators.predict import deploy, predict_graph, price
-from hymell.estimators.rollup import Steps, in_system, kernel_sums, split_by_region
-from hymell.graph import OpGraph, Phase
+from hymell.graph import OpGraph
 from hymell.hardware import Gpu
 from hymell.op_registry.engines.base import Engine
 from hymell.workload import MAX_TOKENS, Precision, Workload
@@ -206,28 +205,13 @@ def compare_graphs(
         side: _Side(graph, gpu, engine, batch, precision, estimator)
         for side, graph in (("original", original), ("variant", variant))
     }
-    costs = {side: model.costs(lengths) for side, model in sides.items()}
+    reports = {side: [model.report(length) for length in lengths] for side, model in sides.items()}
     rows = tuple(
-        Row(length, a, b)
-        for length, a, b in zip(lengths, costs["original"], costs["variant"], strict=True)
+        Row(length, _cost(a), _cost(b))
+        for length, a, b in zip(lengths, reports["original"], reports["variant"], strict=True)
     )
-
-    def report(graph: OpGraph, length: int) -> CostReport:
-        return predict_graph(
-            graph,
-            Workload(batch, length, 2),
-            gpu=gpu,
-            engine=engine,
-            precision=precision,
-            estimator=estimator,
-        )
-
-    last = report(variant, lengths[-1])
-    reports = [report(variant, lengths[0]), last]
-    kernels = (
-        *_kernels("original", report(original, lengths[-1])),
-        *_kernels("variant", last),
-    )
+    first, last = reports["variant"][0], reports["variant"][-1]
+    kernels = tuple(kernel for side, made in reports.items() for kernel in _kernels(side, made[-1]))
     return AttentionComparison(
         model=original.facts.name,
         variant=name,
@@ -240,9 +224,9 @@ def compare_graphs(
             "original": original.facts.parameters,
             "variant": variant.facts.parameters,
         },
-        understood_share_of_ops=min(r.coverage.understood_share_of_ops for r in reports),
+        understood_share_of_ops=min(r.coverage.understood_share_of_ops for r in (first, last)),
         not_understood=tuple(
-            dict.fromkeys(op for report in reports for op, _, _ in report.coverage.unknown)
+            dict.fromkeys(op for report in (first, last) for op, _, _ in report.coverage.unknown)
         ),
         rows=rows,
         crossovers=tuple(
@@ -307,7 +291,7 @@ class _Side:
         )
 
     def measures(self, model: Deployment, lengths: Array) -> dict[str, Array]:
-        """The fields named in `MEASURES`, an array each."""
+        """The fields of `Cost` that `MEASURES` names, an array each."""
         priced = price(
             self.graph,
             self.batch,
@@ -323,27 +307,22 @@ class _Side:
             "ttft_s": priced["ttft_s"],
             "prefill_energy_j": priced["prefill_energy_j"],
             "prefill_flops": priced["prefill_flops_causal"],
-            "prefill_bytes": priced["prefill_bytes"],
             "tpot_s": priced["tpot_s"],
             "decode_energy_j": priced["decode_energy_j"],
-            "decode_flops": priced["decode_flops_causal"],
             "decode_bytes": priced["decode_bytes"],
             "cache_bytes": np.array(cache),
         }
 
-    def costs(self, lengths: Sequence[int]) -> list[Cost]:
-        model = self.model
-        at = np.array(lengths, dtype=np.float64)
-        columns = self.measures(model, at)
-        for phase in ("prefill", "decode"):
-            columns |= _attention(model, phase, self.batch, at)
-        rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-        found = []
-        for length, values in zip(lengths, rows, strict=True):
-            memory = memory_cost(model, Workload(self.batch, length, 2))
-            figures = dict(zip(columns, values, strict=True))
-            found.append(Cost(**figures, memory_bytes=memory.total_bytes, fits=memory.fits))
-        return found
+    def report(self, length: int) -> CostReport:
+        """A prompt of this length and one decode step after it."""
+        return predict_graph(
+            self.graph,
+            Workload(self.batch, length, 2),
+            gpu=self.gpu,
+            engine=self.engine,
+            precision=self.precision,
+            estimator=self.estimator,
+        )
 
     def cache_size(self, longest: int) -> CacheSize:
         model = self.model
@@ -352,24 +331,27 @@ class _Side:
         return CacheSize(growth, held - growth * (longest + 1))
 
 
-def _attention(model: Deployment, phase: Phase, batch: int, lengths: Array) -> dict[str, Array]:
-    """Sums over the kernels of the attention modules: a prompt of each length, or one step after
-    it.
-    """
-    B, one = np.full_like(lengths, batch), np.ones_like(lengths)
-    zero = np.zeros_like(lengths)
-    steps = Steps(B, lengths, zero, zero) if phase == "prefill" else Steps(B, one, lengths, lengths)
-    names = ("s", "energy_j", "flops", "bytes")
-    totals = {name: np.zeros_like(lengths) for name in names}
-    for index, rows, part in split_by_region(model, phase, steps):
-        for kernel in model.lowered(index).kernels:
-            if not _ATTENTION.search(kernel.path):
-                continue
-            sums = in_system(kernel, model, phase, part, kernel_sums(kernel, model, part))
-            values = (sums.time_s, sums.energy_j, sums.flops_causal, sums.bytes)
-            for name, value in zip(names, values, strict=True):
-                totals[name][rows] += value
-    return {f"attention_{phase}_{name}": value for name, value in totals.items()}
+def _cost(report: CostReport) -> Cost:
+    figures: dict[str, float] = {}
+    for phase, whole in (("prefill", report.prefill), ("decode", report.decode)):
+        own = [k for k in report.kernels if k.phase == phase and _ATTENTION.search(k.path)]
+        figures |= {
+            f"{phase}_energy_j": whole.energy_j,
+            f"{phase}_flops": whole.flops_causal,
+            f"{phase}_bytes": whole.bytes,
+            f"attention_{phase}_s": sum(k.time_s for k in own),
+            f"attention_{phase}_energy_j": sum(k.energy_j for k in own),
+            f"attention_{phase}_flops": sum(k.flops_causal for k in own),
+            f"attention_{phase}_bytes": sum(k.bytes for k in own),
+        }
+    return Cost(
+        ttft_s=report.ttft_s,
+        tpot_s=report.decode.time_s,
+        cache_bytes=report.memory.kv_cache_bytes,
+        memory_bytes=report.memory.total_bytes,
+        fits=report.memory.fits,
+        **figures,
+    )
 
 
 def find_crossovers(original: _Side, variant: _Side, lengths: Sequence[int]) -> Iterator[Crossover]:

@@ -1,7 +1,7 @@
 """What a failed command says, and the exit status it leaves.
 
-0 fine, 1 does not fit, 2 bad input, 3 not understood under --strict, 70 a bug in hymell,
-130 interrupted, 141 the reader of stdout went away.
+0 fine, 1 does not fit or fails a check, 2 bad input, 3 not understood under --strict, 70 a bug in
+hymell, 130 interrupted, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _document(found: AttentionComparison) -> Document:
             (
                 "One decode step after it",
                 (("tpot_s", "Time", units.seconds), ("decode_energy_j", "Energy", units.joules)),
-                f"the whole model, one token for each of {found.batch} sequences",
+                "the whole model, one token per sequence",
             ),
             (
                 "Attention alone, prefill",
