@@ -63,6 +63,7 @@ accuracy: $(INSTALLED) ## Held-out errors and pictures: docs/accuracy.md, hours 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_level1.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/blocks.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sweet_spot.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/attention_variants.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/eager.py --ship
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/energy.py

@@ -197,6 +197,14 @@ def test_a_crossover_is_where_the_order_changes() -> None:
     assert after.variant.decode_bytes <= after.original.decode_bytes
 
 
+def test_alike_at_first_is_cheaper_from_where_they_differ() -> None:
+    found = compare(SlidingWindowAttention, options={"window": 512}, contexts=(128, 1 << 20))
+    [crossover] = [c for c in found.crossovers if c.measure == "cache"]
+    assert crossover.cheaper == "variant"
+    # vLLM keeps the 512 tokens of the window; 0.5% more than that, one of them the new one.
+    assert crossover.context == math.ceil(512 * 1.005) - 1
+
+
 def test_a_window_stops_growing() -> None:
     found = compare(SlidingWindowAttention, options={"window": 512}, contexts=(256, 512, 65536))
     short, full, far = (row.variant for row in found.rows)

@@ -101,6 +101,7 @@ class Row:
 class Crossover:
     """From ``context`` tokens on, ``cheaper`` ("variant" or "original") is so by ``measure``.
 
+    Below the first of a measure the other one is, or the two differ by less than `MARGIN`.
     ``context`` None: it is over all lengths that were looked at; ``cheaper`` "neither": the two
     differ nowhere by more than `MARGIN`.
     """
@@ -358,7 +359,8 @@ def find_crossovers(original: _Side, variant: _Side, lengths: Sequence[int]) -> 
     """Every length between the shortest and the longest at which the cheaper side changes.
 
     A side is cheaper where the other costs more by `MARGIN`; between two such stretches lies the
-    crossover, at the shortest length where the new side is not dearer any more.
+    crossover, at the shortest length where the new side is not dearer any more. Where the two are
+    alike at first, it lies where they begin not to be.
     """
     first, last = lengths[0], lengths[-1]
     grid = np.unique(np.round(np.geomspace(first, last, _GRID)))
@@ -376,28 +378,35 @@ def find_crossovers(original: _Side, variant: _Side, lengths: Sequence[int]) -> 
     for title in MEASURES:
         signs = np.where(np.abs(coarse[title]) < np.log1p(MARGIN), 0, np.sign(coarse[title]))
         decided = [i for i in range(len(grid)) if signs[i]]
-        changes += [
-            _Change(title, _cheaper(signs[j]), float(signs[j]), int(grid[i]), int(grid[j]))
+        own = [
+            _Change(title, float(signs[j]), 0.0, int(grid[i]), int(grid[j]))
             for i, j in pairwise(decided)
             if signs[i] != signs[j]
         ]
-        if not any(change.measure == title for change in changes):
-            always = _cheaper(signs[decided[0]]) if decided else "neither"
-            yield Crossover(title, None, always)
+        if decided and decided[0] > 0:
+            i = decided[0]
+            least = float(np.log1p(MARGIN))
+            own.insert(0, _Change(title, float(signs[i]), least, int(grid[i - 1]), int(grid[i])))
+        if not own:
+            yield Crossover(title, None, _cheaper(signs[0]) if decided else "neither")
+        changes += own
     while any(change.open for change in changes):
         points = np.unique(np.concatenate([change.inside() for change in changes]))
         values = ratios(points)
         changes = [change.narrowed(points, values[change.measure]) for change in changes]
-    yield from (Crossover(c.measure, c.high, c.cheaper) for c in changes)
+    yield from (Crossover(c.measure, c.high, _cheaper(c.sign)) for c in changes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The order by ``measure`` changes after ``low``, to ``sign``, by ``high`` at the latest."""
+    """The order by ``measure`` changes after ``low``, by ``high`` at the latest.
+
+    It has once the logarithm of variant to original, times ``sign``, is ``least`` or more.
+    """
 
     measure: str
-    cheaper: str
     sign: float
+    least: float
     low: int
     high: int
 
@@ -413,7 +422,7 @@ class _Change:
     def narrowed(self, points: Array, ratio: Array) -> _Change:
         """With what is known at ``points``: up to the first of them at which it has turned."""
         within = (points > self.low) & (points < self.high)
-        turned = within & (ratio * self.sign >= 0)
+        turned = within & (ratio * self.sign >= self.least)
         high = int(points[turned][0]) if turned.any() else self.high
         before = points[within & (points < high)]
         return replace(self, high=high, low=int(before[-1]) if len(before) else self.low)

@@ -284,8 +284,9 @@ def _untraceable(cls: type[nn.Module], name: str, error: TraceError) -> str:
     cause = error.__cause__
     if isinstance(cause, Exception):
         return f"{cls.__name__} in {name} could not be traced: {said(cause, file_of(cls))}"
+    first = str(error).split("; then ")[0]
     return (
-        f"{cls.__name__} in {name} could not be traced: {error}; if its forward loops over tokens "
+        f"{cls.__name__} in {name} could not be traced: {first}; if its forward loops over tokens "
         "or chunks, put the loop into one function marked with hymell.zoo.attention.scan "
         "(docs/attention_variants.md)"
     )
