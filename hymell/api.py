@@ -6,7 +6,7 @@ calibrate with, and `compare_attention` of one's own with that of a model.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias

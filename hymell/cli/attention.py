@@ -87,6 +87,7 @@ def attention(
     ] = False,
     gpu: options.Gpu = "h100-sxm",
     engine: options.EngineName = "vllm",
+    engine_version: options.EngineVersion = None,
     batch: options.Batch = 1,
     contexts: Annotated[
         str | None,
@@ -145,6 +146,7 @@ def attention(
             model,
             gpu=gpu,
             engine=engine,
+            engine_version=engine_version,
             batch=batch,
             contexts=asked,
             layers=chosen,
