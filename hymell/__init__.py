@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hymell.analysis.attention_variant import AttentionComparison
     from hymell.analysis.compare import Comparison
     from hymell.analysis.serving import Serving
+    from hymell.analysis.sweep.result import SweepResult
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.api import (
         compare,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         predict,
         save_runs,
         serve,
+        sweep,
         sweet_spot,
         trace,
     )
@@ -41,6 +43,7 @@ _HOMES = {
     "CostReport": "hymell.cost_report",
     "HymellError": "hymell.errors",
     "Serving": "hymell.analysis.serving",
+    "SweepResult": "hymell.analysis.sweep.result",
     "SweetSpot": "hymell.analysis.sweet_spot",
     "Workload": "hymell.workload",
     "compare": "hymell.api",
@@ -50,6 +53,7 @@ _HOMES = {
     "predict": "hymell.api",
     "save_runs": "hymell.api",
     "serve": "hymell.api",
+    "sweep": "hymell.api",
     "sweet_spot": "hymell.api",
     "trace": "hymell.api",
 }
@@ -60,6 +64,7 @@ __all__ = [
     "CostReport",
     "HymellError",
     "Serving",
+    "SweepResult",
     "SweetSpot",
     "Workload",
     "__version__",
@@ -70,6 +75,7 @@ __all__ = [
     "predict",
     "save_runs",
     "serve",
+    "sweep",
     "sweet_spot",
     "trace",
 ]

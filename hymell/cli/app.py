@@ -22,6 +22,7 @@ from hymell.cli import (
     priced,
     runs,
     serve,
+    sweep,
     sweetspot,
 )
 from hymell.cli.failures import (
@@ -67,6 +68,7 @@ compare.register(app)
 sweetspot.register(app)
 serve.register(app)
 attention.register(app)
+sweep.register(app)
 lists.register(app)
 measured.register(app)
 doctor.register(app)

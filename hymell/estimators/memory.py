@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +28,7 @@ from hymell.op_registry.engines.base import Engine
 from hymell.op_registry.kernels import Lowered
 from hymell.op_registry.lower import prepare
 from hymell.op_registry.precision import apply
+from hymell.op_registry.primitives import Value
 from hymell.workload import MAX_BATCH, SINGLE, Precision, Workload
 
 #: CUDA context (about 300 MB with lazy module loading, pytorch/pytorch#107667) plus the cuBLAS and
@@ -171,16 +173,19 @@ def cache_bytes(model: Deployment, batch: int, prompt: int, output: int) -> tupl
     """
     if "decode" not in model.graph.phases():
         return 0.0, 0.0
-    source, length = _end(model, prompt, output)
+    source, length = run_end(model, prompt, output)
     region = model.graph.region("decode", batch, source, length)
-    entries = _entries(model, region)
+    entries = state_entries(model, region)
     share = 1.0 if model.parallel.pp == 1 else largest_stage(model)
-    held = [(e.kind, share * _entry_bytes(e, model.engine, batch, source, length)) for e in entries]
+    held = [
+        (e.kind, share * float(entry_bytes(e, model.engine, batch, source, length)))
+        for e in entries
+    ]
     state = math.fsum(size for kind, size in held if kind in ("recurrent", "conv"))
     return math.fsum(size for _, size in held), state
 
 
-def _entries(model: Deployment, region: Region) -> tuple[StateSpec, ...]:
+def state_entries(model: Deployment, region: Region) -> tuple[StateSpec, ...]:
     """The cache that one GPU keeps of a decode region."""
     if model.parallel == SINGLE:
         # The formats of the cache do not depend on the ops, which are many.
@@ -189,24 +194,25 @@ def _entries(model: Deployment, region: Region) -> tuple[StateSpec, ...]:
     return model.rank(index).region.state
 
 
-def _end(model: Deployment, prompt: int, output: int) -> tuple[int, int]:
+def run_end(model: Deployment, prompt: int, output: int) -> tuple[int, int]:
     """(S, L) after the last decode step; encoder-decoder models count generated tokens."""
     if model.encoder_decoder:
         return int(min(prompt, model.longest_source)), output
     return 1, prompt + output - 1
 
 
-def _entry_bytes(entry: StateSpec, engine: Engine, B: int, S: int, L: int) -> float:
-    shape = list(entry.spec.shape)
+def entry_bytes(entry: StateSpec, engine: Engine, B: Value, S: Value, L: Value) -> Value:
+    """Bytes of one entry of the cache, its repeats together; numbers or arrays."""
+    shape: list[Any] = list(entry.spec.shape)
     if entry.window is not None:
         # A cache traced beyond its window has the window (less the new token) as a plain number.
-        kept = min(L, entry.window) if engine.windowed_cache else L
+        kept = np.minimum(L, float(entry.window)) if engine.windowed_cache else L
         clipped = (entry.window - 1, entry.window)
         places = [i for i, size in enumerate(shape) if isinstance(size, int) and size in clipped]
         if places and not any(_grows(size) for size in shape):
             shape[places[-1]] = kept
         L = kept
-    numel = math.prod(float(evaluate(size, B, S, L)) for size in shape)
+    numel = math.prod(1.0 * evaluate(size, B, S, L) for size in shape)
     return entry.repeat * numel * bytes_per_element(entry.spec.dtype)
 
 
@@ -301,7 +307,7 @@ class _Needs:
         index = model.region_index("prefill", math.ceil(rows), queries, 0)
         peak = self.peak(index).at(rows, queries, 0)
         if "decode" in model.graph.phases() and output > 1:
-            source, length = _end(model, prompt, output - 1)
+            source, length = run_end(model, prompt, output - 1)
             index = model.region_index("decode", batch, source, length)
             peak = max(peak, self.peak(index).at(batch, source, length))
         return peak

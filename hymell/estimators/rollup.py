@@ -41,6 +41,7 @@ from hymell.op_registry.primitives import (
     at,
     depends_on,
 )
+from hymell.workload import MAX_TOKENS
 
 #: Pieces into which an estimator's time, or experts reached, is cut where no closed form sums it.
 SMOOTH_PIECES = 12
@@ -247,6 +248,23 @@ def _breaks(primitive: Primitive, steps: Steps) -> list[Array]:
     elif isinstance(primitive, Scan):
         pairs = [(primitive.length, primitive.chunk)]
     return [_reached(size, limit, steps) for size, limit in pairs]
+
+
+def decode_breaks(model: Deployment, B: Array) -> list[float]:
+    """L at which the cost of a decode step may bend: borders of regions, windows that fill.
+
+    For S = 1 and the batches of ``B``; without order, some perhaps far beyond any L in use.
+    """
+    steps = Steps(B, np.ones_like(B), np.zeros_like(B), np.full_like(B, MAX_TOKENS))
+    found = []
+    for index, region in enumerate(model.graph.regions):
+        if region.phase != "decode":
+            continue
+        found += [float(region.L.lo)]
+        for kernel in model.lowered(index).kernels:
+            for broken in _breaks(kernel.primitive, steps):
+                found += [float(L) for L in np.unique(broken)]
+    return found
 
 
 def _reached(size: Value, limit: Value, steps: Steps) -> Array:

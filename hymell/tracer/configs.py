@@ -106,6 +106,33 @@ def to_config(source: ConfigSource, *, trust_remote_code: bool = False) -> Pretr
     return config
 
 
+def known_fields(source: ConfigSource) -> dict[str, Any]:
+    """The fields that a source's config may have, with their values: its own, those of its class.
+
+    Fields of a config inside have its name and a dot before theirs. Raises HymellError as
+    `to_config`.
+    """
+    config = to_config(source)
+    found = _named_fields(config)
+    for name in type(config).sub_configs:
+        inner = getattr(config, name, None)
+        if inner is not None and not isinstance(inner, Mapping):
+            found |= {f"{name}.{key}": value for key, value in _named_fields(inner).items()}
+    return {**found, **{key: value for _, key, value in _dotted(source.config)}}
+
+
+def _named_fields(config: PretrainedConfig) -> dict[str, Any]:
+    names = _field_defaults(type(config))
+    return {name: getattr(config, name, None) for name in names if not name.startswith("_")}
+
+
+def _dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for prefix, part in _parts(config):
+        for key, value in part.items():
+            if not isinstance(value, Mapping):
+                yield prefix, f"{prefix}{key}", value
+
+
 def check_sizes(config: Mapping[str, Any], name: str) -> None:
     """Raises HymellError when a size, here or in a nested config, is no plausible whole number."""
     for prefix, part in _parts(config):
