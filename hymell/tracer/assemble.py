@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from hymell import quantization
 from hymell.dims import whole
 from hymell.dtypes import math_format
+from hymell.errors import TraceError
 from hymell.graph import FORMAT_VERSION, ModelFacts, Op, Operand, OpGraph, Region
 from hymell.store import package_version
 from hymell.tracer.build import build_model
 from hymell.tracer.concrete import parameter_table, stored_bytes, trace_once
 from hymell.tracer.fit import fit_regions
 from hymell.tracer.parts import split
+from hymell.tracer.shorten import grown, twins_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,16 +59,17 @@ def trace_config(
     """
     progress(f"building {name} on meta tensors")
     model = build_model(config, trust_remote_code=trust_remote_code)
-    return trace_model(
-        model,
-        name,
-        scheme=scheme,
-        notes=notes,
-        memo=memo,
-        logits_to_keep=logits_to_keep,
-        opaque_modules=opaque_modules,
-        progress=progress,
-    )
+    how: dict[str, Any] = {
+        "memo": memo,
+        "logits_to_keep": logits_to_keep,
+        "opaque_modules": opaque_modules,
+    }
+    regions = None
+    if memo and not trust_remote_code:
+        regions = _from_twins(config, model, name, progress, how)
+    if regions is None:
+        regions = _traced(model, model.config, name, progress, how, _boundaries(model.config))
+    return _assembled(model, name, regions, scheme, notes)
 
 
 def trace_model(
@@ -85,10 +88,24 @@ def trace_model(
 
     ``boundaries``: lengths at which its behaviour may change, beside those its config names.
     """
+    how = {"memo": memo, "logits_to_keep": logits_to_keep, "opaque_modules": opaque_modules}
+    hints = (*_boundaries(model.config), *boundaries)
+    regions = _traced(model, model.config, name, progress, how, hints)
+    return _assembled(model, name, regions, scheme, notes)
+
+
+def _traced(
+    model: nn.Module,
+    config: Any,
+    name: str,
+    progress: Progress,
+    how: Mapping[str, Any],
+    boundaries: Iterable[int],
+) -> list[Region]:
+    """The regions of all phases; ``boundaries``: where behaviour may change with the length."""
     parts = split(model)
-    config = model.config
     phases: tuple[Phase, ...] = ("prefill", "decode")
-    hints = tuple(sorted({*_boundaries(config), *boundaries}))
+    hints = tuple(sorted(set(boundaries)))
     context = _max_context(config)
     regions: list[Region] = []
     signatures: dict[int, Any] = {}
@@ -98,17 +115,7 @@ def trace_model(
         progress(f"tracing the {phase} of {name}")
 
         def once(B: int, S: int, L: int, phase: Phase = phase) -> Region:
-            return trace_once(
-                model,
-                phase,
-                B,
-                S,
-                L,
-                memo=memo,
-                logits_to_keep=logits_to_keep,
-                opaque_modules=opaque_modules,
-                signatures=signatures,
-            )
+            return trace_once(model, phase, B, S, L, signatures=signatures, **how)
 
         regions += fit_regions(
             once,
@@ -119,8 +126,47 @@ def trace_model(
             # At the full context buffers are used whole and a view drops out, which costs nothing.
             limit=context - 1 if context else None,
         )
+    return regions
+
+
+def _from_twins(
+    config: PretrainedConfig,
+    model: nn.Module,
+    name: str,
+    progress: Progress,
+    how: Mapping[str, Any],
+) -> list[Region] | None:
+    """The regions by way of twins with fewer layers; None where the model has no such twins."""
+    twins = twins_of(config, model)
+    if twins is None:
+        return None
+    try:
+        short = _traced(twins.few, model.config, name, progress, how, _boundaries(model.config))
+        signatures: dict[int, Any] = {}
+        found = []
+        for region in short:
+
+            def more(B: int, S: int, L: int, phase: Phase = region.phase) -> Region:
+                return trace_once(twins.more, phase, B, S, L, signatures=signatures, **how)
+
+            found.append(grown(region, more, twins.paths))
+    except TraceError:
+        return None
+    known = [region for region in found if region is not None]
+    return known if len(known) == len(found) else None
+
+
+def _assembled(
+    model: nn.Module,
+    name: str,
+    regions: Iterable[Region],
+    scheme: QuantScheme | None,
+    notes: tuple[str, ...],
+) -> OpGraph:
+    """The graph of traced regions: stored formats, facts, versions."""
     stored = tuple(_with_stored_formats(region, scheme) for region in regions)
-    facts = _facts(model, name, stored, scheme, tuple(p.name for p in parts), context, notes)
+    parts = tuple(part.name for part in split(model))
+    facts = _facts(model, name, stored, scheme, parts, _max_context(model.config), notes)
     versions = {
         "graph_format": str(FORMAT_VERSION),
         "torch": package_version("torch"),

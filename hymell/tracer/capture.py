@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hymell.graph import Op, Operand, Source, TensorSpec
+from hymell.tracer import meta_results
 from hymell.tracer.shadow import Shadows
 
 Origin: TypeAlias = tuple[Source, int, int, str]
@@ -224,9 +225,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "device" in kwargs and any(tensor.device.type == "meta" for tensor in tensors):
             # A result fetched to the host has no values to fetch.
             kwargs = {**kwargs, "device": torch.device("meta")}
-        out = (
-            func(*args, **kwargs) if self.shadows is None else self.shadows.run(func, args, kwargs)
-        )
+        if self.shadows is not None:
+            out = self.shadows.run(func, args, kwargs)
+        elif tensors and _plan(func).fresh:
+            out = meta_results.run(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
         if self._paused or (tensors and self._only_masks(tensors, out)):
             return out
         produced = _tensors_of(out)
@@ -307,6 +311,7 @@ class _Plan:
 
     name: str
     view: bool
+    fresh: bool
     arguments: tuple[str, ...]
     written: tuple[int, ...]
 
@@ -317,7 +322,9 @@ def _plan(func: Any) -> _Plan:
     aliases = [argument.alias_info for argument in arguments]
     written = tuple(i for i, alias in enumerate(aliases) if alias is not None and alias.is_write)
     view = not written and any(alias is not None for alias in aliases)
-    return _Plan(str(func), view, tuple(argument.name for argument in arguments), written)
+    returned = any(result.alias_info is not None for result in func._schema.returns)
+    fresh = not returned and all(alias is None for alias in aliases)
+    return _Plan(str(func), view, fresh, tuple(argument.name for argument in arguments), written)
 
 
 def _attributes(

@@ -67,8 +67,7 @@ class LayerMemo:
         self._memo = memo
         self._runs: list[Run] = []
         self._known: dict[Any, Run] = {}
-        self._signatures: dict[int, Any] = {} if signatures is None else signatures
-        self._per_layer: dict[int, list[tuple[str, Sequence[Any]]]] = {}
+        self._signatures = Signatures(model, signatures)
 
     def install(self, patches: Patches) -> None:
         """Wrap the forward of every layer while ``patches`` is active."""
@@ -122,7 +121,7 @@ class LayerMemo:
                 return self._record(layer, path, index, original, args, kwargs, tensors)
             cache = next((leaf for leaf in leaves if _is_cache(leaf)), None)
             signature = (
-                self._signature(layer, index),
+                self._signatures.of(layer, index),
                 tuple(_describe(leaf, self._capture, index) for leaf in leaves),
                 structure,
                 cache_state.layer_signature(cache, index),
@@ -205,11 +204,21 @@ class LayerMemo:
         kind, op, index, _ = self._capture.origin(tensor)
         return (op, index) if kind == "op" else (-1, 0)
 
-    def _signature(self, layer: nn.Module, index: int) -> Any:
-        known = self._signatures.get(id(layer))
+
+class Signatures:
+    """What the layers of a model are, wherever they stand: equal ones run the same ops."""
+
+    def __init__(self, model: nn.Module, known: dict[int, Any] | None = None) -> None:
+        self._model = model
+        self._known: dict[int, Any] = {} if known is None else known
+        self._per_layer: dict[int, list[tuple[str, Sequence[Any]]]] = {}
+
+    def of(self, layer: nn.Module, index: int) -> Any:
+        """Classes, weights, settings, and what the config says of the layer in its lists."""
+        known = self._known.get(id(layer))
         if known is None:
             known = (_settings(layer), tuple(self._config_entries(layer, index)))
-            self._signatures[id(layer)] = known
+            self._known[id(layer)] = known
         return known
 
     def _config_entries(self, layer: nn.Module, index: int) -> Iterator[tuple[str, str]]:
@@ -247,6 +256,18 @@ def layers_of(model: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
         outer.append(f"{name}." if name else "")
         for position, (key, member) in enumerate(module.named_children()):
             yield (f"{name}.{key}" if name else key), position, member
+
+
+def identical_layers(model: nn.Module) -> tuple[str, ...] | None:
+    """Paths of a model's layers where it has one list of them and all are identical, else None."""
+    found = list(layers_of(model))
+    if not found or len({path.rpartition(".")[0] for path, _, _ in found}) > 1:
+        return None
+    signatures = Signatures(model)
+    first, *others = (
+        signatures.of(layer, _layer_index(layer, position)) for _, position, layer in found
+    )
+    return tuple(path for path, _, _ in found) if all(o == first for o in others) else None
 
 
 def _is_layer_list(module: nn.Module) -> bool:

@@ -158,8 +158,8 @@ def _read(field: str, item: Any, fields: Mapping[str, Any], named: set[str]) -> 
     if text.lower() in _KEYWORDS:
         yield Value(text, _KEYWORDS[text.lower()])
     elif match := _RANGE.fullmatch(text):
-        for number in _range(field, text, match):
-            yield Value(str(number), number)
+        for step in _range(field, text, match):
+            yield Value(str(step), step)
     elif (number := _number(text)) is not None:
         yield Value(text, number)
     elif _WORD.fullmatch(text) and text not in named and text != QUERY_HEADS:
@@ -174,10 +174,11 @@ def _read(field: str, item: Any, fields: Mapping[str, Any], named: set[str]) -> 
 
 
 def _range(field: str, text: str, match: re.Match[str]) -> list[int | float]:
-    low, high = _number(match[1]), _number(match[2])
-    step = _number(match[4]) if match[4] else 1
-    if low is None or high is None or step is None:
+    ends = [_number(part) for part in (match[1], match[2], match[4] or "1")]
+    known = [end for end in ends if end is not None]
+    if len(known) != len(ends):
         raise HymellError(f"{field}={text}: write a range as 16..64+16, 8..64*2 or 4..8")
+    low, high, step = known
     multiply = match[3] == "*"
     if high < low or (multiply and (step <= 1 or low <= 0)) or step <= 0:
         raise HymellError(f"{field}={text}: the range has no end; write it upwards, e.g. 8..64*2")
@@ -221,7 +222,7 @@ def _put(config: dict[str, Any], field: str, value: Plain) -> None:
 
 
 def _with_layers(base: Mapping[str, Any], set_to: Mapping[str, Plain]) -> dict[str, Any]:
-    """A copy of the config whose lists of one entry per layer are as long as it will have layers."""
+    """A copy of the config whose lists of one entry per layer fit its new number of layers."""
     config = dict(base)
     for field, plain in set_to.items():
         head, _, rest = field.rpartition(".")

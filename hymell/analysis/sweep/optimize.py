@@ -51,11 +51,10 @@ def search(
     ranges: list[tuple[str, int]] = [(axis.field, len(axis.values)) for axis in axes]
     names = ("gpu", "engine", "batch", "prompt", "output")
     ranges += [(f"{name} of the sweep", len(v)) for name, v in zip(names, lists, strict=True)]
-    # Misfits count as violated constraints, so that the search leaves them.
-    sampler = optuna.samplers.TPESampler(
-        seed=seed, constraints_func=lambda trial: trial.user_attrs.get("violations", (1.0,))
+    study = optuna.create_study(
+        directions=[o.direction for o in objectives],
+        sampler=optuna.samplers.TPESampler(seed=seed),
     )
-    study = optuna.create_study(directions=[o.direction for o in objectives], sampler=sampler)
     asked = 0
     while asked < trials:
         batch = [study.ask() for _ in range(min(BATCH, trials - asked))]
@@ -66,7 +65,8 @@ def search(
                 study.tell(trial, state=TrialState.FAIL)
             else:
                 row = row_of(outcome.columns, 0)
-                trial.set_user_attr("violations", _violations(row, constraints))
+                for name, missed in _violations(row, constraints):
+                    trial.set_constraint(name, missed)
                 study.tell(trial, [float(row[o.column]) for o in objectives])
             yield outcome
 
@@ -77,7 +77,11 @@ def _point(trial: Any, ranges: Sequence[tuple[str, int]], axes: int) -> Point:
     return tuple(chosen[:axes]), (gpu, engine, batch, prompt, output)
 
 
-def _violations(row: Mapping[str, Any], constraints: Sequence[Expression]) -> tuple[float, ...]:
+def _violations(
+    row: Mapping[str, Any], constraints: Sequence[Expression]
+) -> Iterator[tuple[str, float]]:
+    """How far a point is from what it has to meet; a misfit is one such violation."""
     names = with_units(row)
-    possible = 0.0 if row["fits"] and row["in_context"] else 1.0
-    return (possible, *(constraint.violation(names) for constraint in constraints))
+    yield "fits", 0.0 if row["fits"] and row["in_context"] else 1.0
+    for constraint in constraints:
+        yield constraint.text, constraint.violation(names)

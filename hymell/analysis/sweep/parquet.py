@@ -80,7 +80,7 @@ class Table:
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
         """Write a part. Raises HymellError where the disk does not take it."""
-        import pyarrow.parquet
+        import pyarrow.parquet  # type: ignore[import-untyped]
 
         name = f"part-{self._next:06d}.parquet"
         aside = self._folder / f".{name}.{os.getpid()}"
