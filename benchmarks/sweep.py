@@ -1,4 +1,4 @@
-"""How fast a sweep goes, as ratios within one run: python benchmarks/sweep.py [-o docs/speed_sweep.md].
+"""How fast a sweep goes: python benchmarks/sweep.py [-o docs/speed_sweep.md].
 
 CPU seconds of one process for what one core does, wall time for what two workers gain: run it on a
 machine that does nothing else. Takes about a minute.
@@ -16,10 +16,10 @@ from pathlib import Path
 
 MODEL = "meta-llama/Meta-Llama-3-8B"
 
-#: Architectures shaped like the model; each is traced anew.
+#: Architectures shaped like the model; more than a process remembers the graphs of.
 VALUES = {
     "num_attention_heads": [16, 32, 64],
-    "num_key_value_heads": [4, 8],
+    "num_key_value_heads": [4, 8, 16],
     "num_hidden_layers": [28, 32],
     "intermediate_size": [12288, 14336],
 }
@@ -168,8 +168,8 @@ def markdown(f: dict[str, float]) -> str:
         "# Speed of sweeps",
         "",
         f"Written by `benchmarks/sweep.py`; {platform.machine()}, Python "
-        f"{platform.python_version()}, {cores} cores. CPU seconds of one process after its imports, "
-        f"wall time for the workers. {f['architectures']:.0f} architectures shaped like {MODEL} "
+        f"{platform.python_version()}, {cores} cores. CPU seconds of a process after its imports, "
+        f"wall time for workers. {f['architectures']:.0f} architectures shaped like {MODEL} "
         f"(heads, KV heads, layers, FFN width), each traced anew; a grid of "
         f"{f['grid_points']:,.0f} workloads (batch, prompt, output), its memory and its table "
         "counted in.",

@@ -256,29 +256,35 @@ def test_constraints_and_contexts_keep_rows_out_of_the_front() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=1, max_size=40
-    )
+    st.lists(st.tuples(*[st.integers(0, 4)] * 4, st.booleans()).map(list), min_size=1, max_size=40),
+    st.sampled_from([("tpot",), ("tpot", "throughput"), ("tpot", "throughput", "energy")]),
 )
-def test_the_front_has_the_rows_that_nothing_beats(points: list[tuple[int, int, bool]]) -> None:
-    a, b, feasible = (np.array(values) for values in zip(*points, strict=True))
+def test_the_front_has_the_rows_that_nothing_beats(
+    points: list[list[int]], names: tuple[str, ...]
+) -> None:
+    a, b, c, prompt, feasible = (np.array(values) for values in zip(*points, strict=True))
     columns = {
         "tpot_s": a,
         "tokens_per_s": b,
-        "feasible": feasible,
-        "prompt": np.ones_like(a),
+        "energy_j": c,
+        "feasible": feasible.astype(bool),
+        "prompt": prompt // 2,
         "output": np.ones_like(a),
     }
-    front = pareto_front(columns, objectives_of(["tpot", "throughput"]))
+    costs = np.stack([a, -b, c], axis=1)[:, : len(names)]
+    front = pareto_front(columns, objectives_of(names))
 
     def beaten(i: int) -> bool:
-        return any(
-            f and a_ <= a[i] and b_ >= b[i] and (a_, b_) != (a[i], b[i]) for a_, b_, f in points
-        )
+        peers = columns["feasible"] & (columns["prompt"] == columns["prompt"][i])
+        no_worse = (costs <= costs[i]).all(axis=1) & (costs < costs[i]).any(axis=1)
+        return bool((peers & no_worse).any())
 
-    wanted = {(a[i], b[i]) for i in np.flatnonzero(feasible) if not beaten(int(i))}
-    assert {(a[i], b[i]) for i in front} == wanted
-    assert len(front) == len(wanted)
+    def described(rows: Any) -> list[tuple[int, ...]]:
+        return sorted({(int(columns["prompt"][i]), *map(int, costs[i])) for i in rows})
+
+    wanted = [int(i) for i in np.flatnonzero(feasible) if not beaten(int(i))]
+    assert described(front) == described(wanted)
+    assert len(front) == len(described(front))
 
 
 def test_effects_compare_equals(found: SweepResult) -> None:

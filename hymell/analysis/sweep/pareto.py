@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -73,25 +74,36 @@ def pareto_front(
     costs = np.stack([o.sign * columns[o.column][rows].astype(float) for o in objectives], axis=1)
     lengths = np.stack([columns[name][rows] for name in WORKLOAD if name != "batch"], axis=1)
     _, group = np.unique(lengths, axis=0, return_inverse=True)
-    found = []
-    for number in range(int(group.max()) + 1):
-        held = np.flatnonzero(group == number)
-        found.append(held[_unbeaten(costs[held])])
-    return rows[np.concatenate(found)]
+    order = np.lexsort((*costs.T[::-1], group))
+    return rows[order[_unbeaten(costs[order], group[order])]]
 
 
-def _unbeaten(costs: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Positions of the unbeaten rows, in order of the costs."""
-    order = np.lexsort(costs.T[::-1])
-    front: list[int] = []
-    held = np.empty((0, costs.shape[1]))
-    for position in order:
-        # Rows come in lexical order: a later one never beats an earlier one.
-        if len(held) and (held <= costs[position]).all(axis=1).any():
-            continue
-        front.append(int(position))
-        held = np.concatenate([held, costs[position][None]])
-    return np.array(front, dtype=np.intp)
+def _unbeaten(costs: NDArray[np.float64], group: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Of rows in lexical order of group and costs, which no other row of their group beats.
+
+    A later row never beats an earlier one; of equal rows the first stays.
+    """
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    kept = np.zeros(len(costs), dtype=bool)
+    kept[starts] = True
+    if costs.shape[1] == 1:
+        return kept
+    if costs.shape[1] == 2:
+        # The second cost has to fall below all before it; ranks that fall from group to group let
+        # one running minimum serve all of them.
+        _, rank = np.unique(costs[:, 1], return_inverse=True)
+        falling = rank - group * (int(rank.max()) + 1)
+        least = np.minimum.accumulate(falling)
+        kept[1:] |= falling[1:] < least[:-1]
+        return kept
+    for start, stop in pairwise([*starts.tolist(), len(costs)]):
+        left = np.arange(start, stop)
+        kept[start:stop] = False
+        while left.size:
+            best, left = left[0], left[1:]
+            kept[best] = True
+            left = left[(costs[left] < costs[best]).any(axis=1)]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def run(
         asked=total,
         skipped=why,
         objectives=plan.objectives,
-        front=tuple(int(row) for row in front),
+        front=tuple(front.tolist()),
         effects=() if plan.trials else _effects(plan, columns),
         constraints=plan.setup.constraints,
         mode="search" if plan.trials else "grid" if plan.sample is None else "sample",
