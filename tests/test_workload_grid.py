@@ -21,8 +21,8 @@ from hymell.op_registry.engines import get_engine
 from hymell.workload import Parallel, Workload
 
 MODELS = ("meta-llama/Meta-Llama-3-8B", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B")
-BATCHES, PROMPTS = [1, 3, 17, 200], [1, 2, 7, 100, 333, 1000, 1024, 2048, 4000]
-OUTPUTS = [1, 2, 3, 10, 100, 129, 500, 1000, 2000]
+BATCHES, PROMPTS = [1, 3, 17, 200], [1, 2, 7, 100, 333, 1000, 1024, 2048, 4000, 16000]
+OUTPUTS = [1, 2, 3, 10, 100, 129, 500, 1000, 2000, 4000]
 
 
 def deployed(model: Any, gpu: str = "h100-sxm", engine: str = "vllm", **how: Any) -> Deployment:

@@ -15,6 +15,7 @@ encoder-decoders, and estimators with closed forms go through the roll-up itself
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +39,16 @@ PIECES_PER_OCTAVE = 16
 #: Decode kernels read the cache in blocks of so many tokens, and their time jumps from one to the
 #: next (`level1.attention_decode`). Pieces begin at such jumps; up to `_EVERY_BLOCK` at each.
 _BLOCK = 128
-_EVERY_BLOCK = 32 * _BLOCK
+_EVERY_BLOCK = 64 * _BLOCK
 
 #: Samples of one parabola.
 _SAMPLES = 3
 
-#: What of a phase gives its time and energy; each adds up over steps.
-_SUMMED = ("time_s", "kernel_s", "kernel_j")
+#: What of a phase nobody asks here.
+_UNUSED = frozenset({"flops", "flops_causal", "launches"})
+
+#: What gives its time and energy; each adds up over steps.
+_SUMMED = tuple(field.name for field in fields(PhaseTotals) if field.name not in _UNUSED)
 
 #: Rows that are priced together: small enough for a core's cache.
 _CHUNK = 32_768
@@ -65,8 +69,8 @@ def price_grid(
     tabulated = _tabulates(model, B, P, N)
     decode = _from_table(model, B, P, N) if tabulated else _one_by_one(model, B, P, N)
     power = PowerModel.of(model.gpu)
-    first_j = energy_j(model, _totals(prefill), power)[..., None]
-    joules = first_j + energy_j(model, _totals(decode), power)
+    first_j = energy_j(model, "prefill", _totals(prefill), power)[..., None]
+    joules = first_j + energy_j(model, "decode", _totals(decode), power)
     ttft_s = np.broadcast_to(prefill["time_s"][..., None], shape)
     latency_s = ttft_s + decode["time_s"]
     tokens = B[:, None, None] * N
@@ -81,11 +85,9 @@ def price_grid(
 
 
 def _totals(sums: dict[str, Array]) -> PhaseTotals:
-    """Sums as the totals of a phase, of which `energy_j` reads these alone."""
+    """Sums as the totals of a phase, of which `energy_j` reads no others."""
     zero = np.zeros_like(sums["time_s"])
-    return PhaseTotals(
-        zero, zero, zero, zero, zero, sums["kernel_s"], sums["kernel_j"], sums["time_s"], zero
-    )
+    return PhaseTotals(**sums, **dict.fromkeys(_UNUSED, zero))
 
 
 def _prefill(model: Deployment, B: Array, P: Array) -> dict[str, Array]:
