@@ -15,7 +15,7 @@ from hymell.analysis.sweep.axes import Plain
 from hymell.analysis.sweep.expressions import Expression, parse
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
-from hymell.estimators.calibrated import choose
+from hymell.estimators.calibrated import Calibrated, choose
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.memory_grid import memory_of
 from hymell.estimators.predict import deploy
@@ -196,10 +196,10 @@ def _deployments(setup: Setup, graph: OpGraph) -> list[Deployment]:
     return found
 
 
-_ESTIMATORS: dict[tuple[str, str, str], Any] = {}
+_ESTIMATORS: dict[tuple[str, str, str], Calibrated | None] = {}
 
 
-def _estimator(gpu: str, engine: str, calibration: str) -> Any:
+def _estimator(gpu: str, engine: str, calibration: str) -> Calibrated | None:
     """What prices kernels, made once per process."""
     key = (gpu, engine, calibration)
     if key not in _ESTIMATORS:
@@ -208,13 +208,20 @@ def _estimator(gpu: str, engine: str, calibration: str) -> Any:
 
 
 def assumptions_of(setup: Setup) -> tuple[str, ...]:
-    """What prices the kernels of each GPU and engine, a line each."""
+    """What prices kernels and energy on each GPU under each engine, a line each."""
     found = []
     for name in setup.gpus:
         for engine in setup.engines:
             gpu = find_gpu(name)
             estimator = _estimator(name, engine, setup.calibration) or Roofline()
             found.append(f"{gpu.name}, {engine}: {estimator.describe(gpu)}")
+            energies = estimator.energies if isinstance(estimator, Calibrated) else None
+            power = (
+                "power of its kernels, by the data sheet where none was measured"
+                if energies is None
+                else energies.describe(gpu)
+            )
+            found.append(f"{gpu.name}, {engine}, energy: {power}")
     return tuple(found)
 
 
