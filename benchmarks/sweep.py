@@ -79,17 +79,19 @@ print(json.dumps({{"points": points, "auto_s": found["auto"], "none_s": found["n
 
 SCALING = f"""
 import json, time, hymell
-def seconds(workers):
+def seconds(workers, turn):
+    # Another vocabulary each time: no process remembers such a graph.
+    values = {{**{VALUES!r}, "vocab_size": [128256 + 64 * turn]}}
     start = time.perf_counter()
-    found = hymell.sweep({MODEL!r}, {VALUES!r}, workers=workers)
+    hymell.sweep({MODEL!r}, values, workers=workers)
     return time.perf_counter() - start
 if __name__ == "__main__":
     found = {{1: [], 2: []}}
     for workers in (1, 2):  # imports, and processes that stay
         hymell.sweep({MODEL!r}, {{"num_attention_heads": [16, 32, 64, 128]}}, workers=workers)
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         for workers in (1, 2):
-            found[workers].append(seconds(workers))
+            found[workers].append(seconds(workers, 2 * turn + workers))
     print(json.dumps({{"one_s": min(found[1]), "two_s": min(found[2])}}))
 """
 
@@ -124,6 +126,7 @@ def measure(rounds: int) -> dict[str, float]:
         "one_worker_s": scaling["one_s"],
         "two_workers_s": scaling["two_s"],
         "scaling": scaling["one_s"] / scaling["two_s"],
+        "load": os.getloadavg()[0],
     }
 
 
@@ -169,7 +172,7 @@ def markdown(f: dict[str, float]) -> str:
         "",
         f"Written by `benchmarks/sweep.py`; {platform.machine()}, Python "
         f"{platform.python_version()}, {cores} cores. CPU seconds of a process after its imports, "
-        f"wall time for workers. {f['architectures']:.0f} architectures shaped like {MODEL} "
+        f"wall time for workers (load {f['load']:.1f} at the end). {f['architectures']:.0f} architectures shaped like {MODEL} "
         f"(heads, KV heads, layers, FFN width), each traced anew; a grid of "
         f"{f['grid_points']:,.0f} workloads (batch, prompt, output), its memory and its table "
         "counted in.",
