@@ -172,7 +172,8 @@ def markdown(f: dict[str, float]) -> str:
         "",
         f"Written by `benchmarks/sweep.py`; {platform.machine()}, Python "
         f"{platform.python_version()}, {cores} cores. CPU seconds of a process after its imports, "
-        f"wall time for workers (load {f['load']:.1f} at the end). {f['architectures']:.0f} architectures shaped like {MODEL} "
+        f"wall time for workers (load {f['load']:.1f} at the end). "
+        f"{f['architectures']:.0f} architectures shaped like {MODEL} "
         f"(heads, KV heads, layers, FFN width), each traced anew; a grid of "
         f"{f['grid_points']:,.0f} workloads (batch, prompt, output), its memory and its table "
         "counted in.",
