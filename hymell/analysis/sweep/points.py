@@ -16,6 +16,7 @@ from hymell.analysis.sweep.expressions import Expression, parse
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
 from hymell.estimators.calibrated import Calibrated, choose
+from hymell.estimators.eager import in_eager
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.memory_grid import memory_of
 from hymell.estimators.predict import deploy
@@ -183,13 +184,15 @@ def _deployments(setup: Setup, graph: OpGraph) -> list[Deployment]:
         gpu = find_gpu(name)
         for engine_name in setup.engines:
             engine = get_engine(engine_name)
+            fitted = _estimator(name, engine.name, setup.calibration)
+            estimator, engine = in_eager(fitted, graph, gpu, engine, setup.calibration, precision)
             model = deploy(
                 graph,
                 gpu=gpu,
                 engine=engine,
                 precision=precision,
                 skew=setup.skew,
-                estimator=_estimator(name, engine.name, setup.calibration),
+                estimator=estimator,
                 parallel=parallel,
             )
             found.append(replace(model, lowered=lowered.setdefault(engine.name, model.lowered)))
