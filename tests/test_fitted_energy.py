@@ -206,7 +206,7 @@ def test_a_report_says_how_much_of_its_energy_is_calibrated(
     )
     assert not report.energy_calibrated
     said = {fact.label: fact.remark for fact in headline(report).items}
-    for name in ("Energy", "Mean power"):
+    for name in ("Energy", "Energy per token"):
         assert remark in said[name]
     assert words in report.assumptions["energy"]
     assert any("of the kernels' energy" in line for line in coverage_lines(report))

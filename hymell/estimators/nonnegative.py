@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.float64]
 
+#: Share of the largest coefficient, in units of the columns' norms, that rounding may leave.
+_NOISE = 1e-12
+
 
 def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     """The coefficients of least ``|rows @ coefficients - aims|``.
@@ -22,7 +25,7 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     columns = rows / scale
     free = np.linalg.lstsq(columns, aims, rcond=None)[0]
     if (free >= 0).all():
-        return np.asarray(free / scale)
+        return _rounded(free) / scale
     best, least = np.zeros(rows.shape[1]), np.inf
     for size in range(1, rows.shape[1]):
         for chosen in combinations(range(rows.shape[1]), size):
@@ -32,4 +35,9 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
             if (found >= 0).all() and error < least:
                 best, least = np.zeros(rows.shape[1]), error
                 best[list(chosen)] = found
-    return np.asarray(best / scale)
+    return _rounded(best) / scale
+
+
+def _rounded(found: Array) -> Array:
+    """Zero for what only rounding left, so that a term that is absent is absent."""
+    return np.where(found < _NOISE * found.max(), 0.0, found)

@@ -382,7 +382,7 @@ def _add_region(
     gaps_s = launches * _gap_s(model)
     kernel_s: Array = np.zeros(len(steps.B))
     for kernel, (entry, alone) in zip(
-        kernels, _in_blocks(kernels, model, phase, steps), strict=True
+        kernels, in_blocks(kernels, model, phase, steps), strict=True
     ):
         sums = in_system(kernel, model, phase, steps, alone)
         totals.flops[rows] += sums.flops
@@ -427,7 +427,7 @@ def _add_region(
     totals.launches[rows] += launches * steps.count
 
 
-def _in_blocks(
+def in_blocks(
     kernels: Sequence[Kernel], model: Deployment, phase: Phase, steps: Steps
 ) -> Iterator[tuple[BlockEntry | None, KernelSums]]:
     """The sums of each kernel, as long as they take within their block where it was measured.

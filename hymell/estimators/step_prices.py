@@ -20,7 +20,7 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment
 from hymell.estimators.level3.groups import group_of
-from hymell.estimators.rollup import Steps, kernel_sums, mha_extra_s, split_by_region
+from hymell.estimators.rollup import Steps, in_blocks, mha_extra_s, split_by_region
 from hymell.graph import Phase
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.primitives import Attention, Conv1d, Scan
@@ -269,9 +269,10 @@ def _seconds(
     """Seconds of the wanted kernels of single steps, by the system's multipliers of ``as_in``."""
     found = np.zeros(len(steps.B))
     for index, rows, part in split_by_region(model, phase, steps):
-        for kernel in filter(wanted, model.lowered(index).kernels):
-            alone_s = kernel_sums(kernel, model, part).time_s
-            found[rows] += _in_system(model, kernel, as_in, part, alone_s)
+        kernels = model.lowered(index).kernels
+        for kernel, (_, sums) in zip(kernels, in_blocks(kernels, model, phase, part), strict=True):
+            if wanted(kernel):
+                found[rows] += _in_system(model, kernel, as_in, part, sums.time_s)
     return found
 
 

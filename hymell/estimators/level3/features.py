@@ -1,7 +1,7 @@
 """What a run is made of: seconds of kernels by group and phase, steps, exchanges; one row per run.
 
 Kernels are priced one by one by the deployment's estimator and summed exactly over decode steps
-(`rollup.kernel_sums`); nothing is traced or lowered twice.
+(`rollup.in_blocks`); nothing is traced or lowered twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hymell.estimators.level3.groups import GROUPS, group_of
 from hymell.estimators.rollup import (
     Steps,
     decode_steps,
-    kernel_sums,
+    in_blocks,
     mha_extra_s,
     split_by_region,
 )
@@ -67,9 +67,9 @@ def _of_phase(model: Deployment, phase: Phase, steps: Steps) -> Iterator[tuple[s
     for index, rows, part in split_by_region(model, phase, steps):
         yield "steps", rows, part.count
         yield "sequence_steps", rows, part.count * part.B / model.parallel.batch_parts
-        for kernel in model.lowered(index).kernels:
-            group = group_of(kernel.primitive)
-            time_s = kernel_sums(kernel, model, part).time_s
+        kernels = model.lowered(index).kernels
+        for kernel, (_, sums) in zip(kernels, in_blocks(kernels, model, phase, part), strict=True):
+            group, time_s = group_of(kernel.primitive), sums.time_s
             yield group, rows, np.broadcast_to(time_s, part.B.shape)
             if group in _COUNTED:
                 yield _COUNTED[group], rows, kernel.repeat * part.count
