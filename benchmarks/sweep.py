@@ -40,14 +40,14 @@ TRACES = f"""
 import json, time
 from itertools import product
 from hymell import sources
-from hymell.api import _trace_architecture
+from hymell.api.sweeping import trace_architecture
 config = sources.resolve({MODEL!r}).config
-_trace_architecture("warm", None, config)
+trace_architecture("warm", None, config)
 values = {VALUES!r}
 configs = [{{**config, **dict(zip(values, choice))}} for choice in product(*values.values())]
 start = time.process_time()
 for changed in configs:
-    _trace_architecture("changed", None, changed)
+    trace_architecture("changed", None, changed)
 print(json.dumps({{"traces": len(configs), "cpu_s": time.process_time() - start}}))
 """
 

@@ -445,11 +445,11 @@ def test_an_error_half_way_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after Ctrl-C: the second call prices what is missing and nothing twice."""
-    from hymell import api
+    from hymell.api import sweeping
 
     file = tmp_path / "sweep.parquet"
     whole = written(tmp_path / "whole.parquet")
-    trace = api._trace_architecture
+    trace = sweeping.trace_architecture
     traced: list[int] = []
 
     def interrupted(name: str, quant: Any, config: dict[str, Any]) -> Any:
@@ -461,11 +461,11 @@ def test_an_error_half_way_keeps_what_is_done(
     from hymell.analysis.sweep import points
 
     points._GRAPHS.clear()
-    monkeypatch.setattr(api, "_trace_architecture", interrupted)
+    monkeypatch.setattr(sweeping, "trace_architecture", interrupted)
     with pytest.raises(KeyboardInterrupt):
         written(file)
     assert len(traced) == 2
-    monkeypatch.setattr(api, "_trace_architecture", trace)
+    monkeypatch.setattr(sweeping, "trace_architecture", trace)
     resumed = written(file)
     assert resumed.resumed >= 2
     assert resumed.rows() == whole.rows()

@@ -54,7 +54,7 @@ _WORK: Final = ("matrix_s", "padded_s", "bytes", "weight_bytes", "cache_bytes", 
 #: Folders and files of the package that neither work nor prices depend on.
 _APART: Final = frozenset(
     "report cli analysis systems energies energies.py energy_fit.py energy_terms.py".split()
-    + "cost_report.py breakdown.py api.py".split()
+    + "cost_report.py breakdown.py api".split()
     + "conformal.py intervals.py intervals.json bounded.py".split()
 )
 

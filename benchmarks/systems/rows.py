@@ -144,7 +144,7 @@ _NOT_PRICES: Final = frozenset(
         "cli",
         "systems",
         "energies",
-        "api.py",
+        "api",
         "fit.py",
         "residual.py",
         "system.py",
