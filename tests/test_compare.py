@@ -188,6 +188,8 @@ def test_a_guard_fails_with_status_1_and_the_page_is_printed_all_the_same(
         ([*MODELS, "--fail-if", "tpot > 1"], "cannot read the condition"),
         ([*MODELS, "--plot", "where.txt"], "a plot is a"),
         ([*MODELS, "--plot", "nowhere/where.png"], "its folder does not exist"),
+        ([*MODELS, "--engine-version", "0.6"], "no system of vllm 0.6"),
+        ([*MODELS, "--calibrated", "nothing"], "no runs are kept under 'nothing'"),
     ],
 )
 def test_bad_input_ends_in_one_sentence(

@@ -401,6 +401,15 @@ def test_kept_runs_come_back_and_calibrate(graph: OpGraph, tmp_path: Path) -> No
         plain(graph, 8, 512, 64, calibrated="mine")
 
 
+def test_kept_runs_are_judged_by_the_version_asked_for(graph: OpGraph) -> None:
+    runs = [slower(graph, 1, 512, 64, 1.3)]
+    older, newest, default = (
+        hymell.save_runs(name, runs, engine_version=version).configurations[0].offsets.before
+        for name, version in (("older", "2024"), ("newest", "0.11.1"), ("default", None))
+    )
+    assert older != newest == default
+
+
 def test_a_name_is_never_written_over(graph: OpGraph) -> None:
     runs = [slower(graph, 1, 512, 64, 1.3)]
     saved = hymell.save_runs("mine", runs, calibration="none")
@@ -485,7 +494,7 @@ def test_add_list_use_remove(run: Run, tmp_path: Path) -> None:
     assert "none are kept" in run("runs", "list")[1]
 
 
-@pytest.mark.parametrize("command", ["report", "kernels", "blocks", "sweetspot"])
+@pytest.mark.parametrize("command", ["report", "kernels", "blocks", "sweetspot", "compare"])
 def test_every_priced_command_refuses_bad_runs(command: str, run: Run, tmp_path: Path) -> None:
     path = written(tmp_path, HEADER + ",tpot_ms", f"{MODEL},h100,vllm,1024,128,1,3")
     status, out, err = run(command, MODEL, "--calibrate-with", str(path))
@@ -502,6 +511,14 @@ def test_both_ways_at_once_are_refused(run: Run, tmp_path: Path) -> None:
     status, _, err = run("report", MODEL, "--calibrate-with", str(path), "--calibrated", "mine")
     assert status == 2
     assert "not both" in err
+
+
+def test_runs_are_added_under_a_version_that_there_is(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER + ",tpot_ms", f"{MODEL},h100,vllm,1024,128,1,9")
+    status, _, err = run("runs", "add", "mine", str(path), "--engine-version", "0.6")
+    assert status == 2
+    assert "no system of vllm 0.6" in err
+    assert run("runs", "add", "mine", str(path), "--engine-version", "2024")[0] == 0
 
 
 def test_refused_runs_are_not_kept(run: Run, tmp_path: Path) -> None:

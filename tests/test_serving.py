@@ -292,6 +292,20 @@ def test_exchanges_take_as_much_longer_as_asked(graph: OpGraph) -> None:
         hymell.serve(graph, arrivals=requests, exchanges=-1)
 
 
+def test_the_version_of_an_engine_prices_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = [Arrival(0.0, 200, 20)]
+    older, newest, default = (
+        hymell.serve("llama-3-8b", arrivals=requests, engine_version=version).duration_s
+        for version in ("2024", "0.11.1", None)
+    )
+    assert older != newest == default
+    with pytest.raises(HymellError, match="leave the version out"):
+        hymell.serve("olmoe-1b-7b", ep=2, arrivals=requests, engine_version="2024")
+    status, _, err = run_cli(capsys, "gpt2", "--engine-version", "0.6")
+    assert status == 2
+    assert "no system of vllm 0.6" in err
+
+
 def test_replicas_of_experts_are_served() -> None:
     requests = [Arrival(0.1 * i, 200, 20) for i in range(12)]
     found = hymell.serve("olmoe-1b-7b", ep=2, arrivals=requests)

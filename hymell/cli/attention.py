@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from hymell.cli import options
-from hymell.cli.output import Output, check_target, emit, write_file
+from hymell.cli.output import Output, emit, write_file
+from hymell.cli.pages import check_plot
 from hymell.cli.priced import require_understood
 from hymell.cli.progress import progress
+from hymell.cli.values import dtype_of, whole_numbers
 from hymell.errors import HymellError
 
 _VARIANT = "Variant"
@@ -129,14 +131,10 @@ def attention(
     Exits with status 1, the answer printed, when a check of the class's numbers fails.
     """
     destination = Output.of(json, md, csv, file)
-    asked = _lengths(contexts)
+    asked = None if contexts is None else whole_numbers("contexts", contexts, "1024,131072,1048576")
     given = _arguments(argument or [])
     chosen = _layers(layers)
-    if plot is not None:
-        from hymell.report.sweet_spot_plot import check_plot
-
-        check_target(plot)
-        check_plot(plot)
+    check_plot(plot)
     from hymell import api
     from hymell.report.attention import attention_view
 
@@ -151,7 +149,7 @@ def attention(
             contexts=asked,
             layers=chosen,
             options=given,
-            dtype=None if dtype == "auto" else dtype,
+            dtype=dtype_of(dtype),
             kv_dtype=kv_dtype,
             calibration=calibration,
             check=check,
@@ -171,17 +169,6 @@ def attention(
     for check_ in found.failed:
         print(f"hymell: {found.variant}: {check_.name} FAILED: {check_.remark}", file=sys.stderr)
     return 1 if found.failed else 0
-
-
-def _lengths(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise HymellError(
-            f"--contexts {text}: give whole numbers, e.g. 1024,131072,1048576"
-        ) from None
 
 
 def _arguments(pairs: list[str]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from hymell.cli import complete, options
-from hymell.cli.output import Output, check_target, emit, write_file
-from hymell.cli.pages import check_pages, command_line, write_page
-from hymell.cli.priced import BYTES_PER_GB, require_understood
+from hymell.cli.output import Output, emit, write_file
+from hymell.cli.pages import check_pages, check_plot, command_line, write_page
+from hymell.cli.priced import require_understood
 from hymell.cli.progress import progress
+from hymell.cli.values import dtype_of, listed, pool_bytes
 from hymell.workload import Parallel, Workload
 
 _TEXT = (
@@ -52,6 +53,7 @@ def compare(
         str, typer.Option("--gpu", help="GPU names or data-sheet files, separated by commas.")
     ] = "h100-sxm",
     engine: Annotated[str, typer.Option("--engine", help="Engines, separated by commas.")] = "vllm",
+    engine_version: options.EngineVersion = None,
     batch: options.Batch = 1,
     prompt: options.Prompt = 1024,
     output: options.OutputTokens = 128,
@@ -67,6 +69,8 @@ def compare(
     routing_skew: options.Skew = 0.0,
     kv_pool_gb: options.KvPool = None,
     calibration: options.Calibration = "auto",
+    calibrate_with: options.CalibrateWith = None,
+    calibrated: options.Calibrated = None,
     tp: options.Tp = 1,
     ep: options.Ep = 1,
     pp: options.Pp = 1,
@@ -107,26 +111,26 @@ def compare(
     from hymell import api
     from hymell.analysis.compare import Condition, broken
     from hymell.report.compare import compare_view
-    from hymell.report.sweet_spot_plot import check_plot
 
     conditions = [Condition.parse(text) for text in fail_if or ()]
-    if plot is not None:
-        check_plot(plot)
-        check_target(plot)
+    check_plot(plot)
     check_pages(html, None)
     with progress() as step:
         found = api.compare(
             models,
             workload,
-            gpus=_listed(gpu),
-            engines=_listed(engine),
-            dtypes=[None if name == "auto" else name for name in _listed(dtype)],
+            gpus=listed(gpu),
+            engines=listed(engine),
+            dtypes=[dtype_of(name) for name in listed(dtype)],
+            engine_version=engine_version,
             kv_dtype=kv_dtype,
             skew=routing_skew,
             price_per_hour=price_per_hour,
             gco2_per_kwh=gco2_per_kwh,
-            kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
+            kv_pool_bytes=pool_bytes(kv_pool_gb),
             calibration=calibration,
+            calibrate_with=calibrate_with,
+            calibrated=calibrated,
             tp=parallel.tp,
             ep=parallel.ep,
             pp=parallel.pp,
@@ -151,7 +155,3 @@ def compare(
     for each in met:
         print(f"hymell: {each.message}", file=sys.stderr)
     return 1 if met else 0
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

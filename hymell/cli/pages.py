@@ -31,6 +31,15 @@ def check_pages(html: Path | None, chrome_trace: Path | None) -> None:
         check_target(chrome_trace)
 
 
+def check_plot(plot: Path | None) -> None:
+    """Raise HymellError for a picture that cannot be made, before any work is done."""
+    if plot is not None:
+        from hymell.report import sweet_spot_plot
+
+        check_target(plot)
+        sweet_spot_plot.check_plot(plot)
+
+
 def write_pages(
     graph: OpGraph,
     report: CostReport,

@@ -12,14 +12,13 @@ from hymell.cli import options
 from hymell.cli.output import Output, emit
 from hymell.cli.pages import check_pages, write_pages
 from hymell.cli.progress import progress
+from hymell.cli.values import dtype_of, pool_bytes
 from hymell.errors import NotUnderstoodError
 from hymell.workload import Parallel, Workload
 
 if TYPE_CHECKING:
     from hymell.cost_report import CostReport
     from hymell.report.document import View
-
-BYTES_PER_GB = 1e9
 
 
 def register(app: typer.Typer) -> None:
@@ -112,12 +111,12 @@ def _add(
             "gpu": gpu,
             "engine": engine,
             "engine_version": engine_version,
-            "dtype": None if dtype == "auto" else dtype,
+            "dtype": dtype_of(dtype),
             "kv_dtype": kv_dtype,
             "skew": routing_skew,
             "price_per_hour": price_per_hour,
             "gco2_per_kwh": gco2_per_kwh,
-            "kv_pool_bytes": None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
+            "kv_pool_bytes": pool_bytes(kv_pool_gb),
             "calibration": calibration,
             "calibrate_with": calibrate_with,
             "calibrated": calibrated,

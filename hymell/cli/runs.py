@@ -39,6 +39,7 @@ def add(
             metavar="FILE", help="CSV of runs, one a line (docs/own_runs.md).", show_default=False
         ),
     ],
+    engine_version: options.EngineVersion = None,
     calibration: options.Calibration = "auto",
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -61,6 +62,7 @@ def add(
         saved = api.save_runs(
             name,
             runs,
+            engine_version=engine_version,
             calibration=calibration,
             revision=revision,
             trust_remote_code=trust_remote_code,

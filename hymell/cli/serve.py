@@ -9,8 +9,9 @@ import typer
 
 from hymell.cli import options
 from hymell.cli.output import Output, emit
-from hymell.cli.priced import BYTES_PER_GB, require_understood
+from hymell.cli.priced import require_understood
 from hymell.cli.progress import progress
+from hymell.cli.values import dtype_of, pool_bytes
 from hymell.errors import HymellError
 from hymell.workload import Parallel
 
@@ -33,6 +34,7 @@ def serve(
     model: options.Model,
     gpu: options.Gpu = "h100-sxm",
     engine: options.EngineName = "vllm",
+    engine_version: options.EngineVersion = None,
     rate: Annotated[
         float | None,
         typer.Option(
@@ -154,14 +156,15 @@ def serve(
             model,
             gpu=gpu,
             engine=engine,
+            engine_version=engine_version,
             arrivals=arrivals,
             **given,  # type: ignore[arg-type]
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            dtype=None if dtype == "auto" else dtype,
+            dtype=dtype_of(dtype),
             kv_dtype=kv_dtype,
             skew=routing_skew,
-            kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
+            kv_pool_bytes=pool_bytes(kv_pool_gb),
             calibration=calibration,
             tp=parallel.tp,
             ep=parallel.ep,

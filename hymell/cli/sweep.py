@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hymell.cli import options
-from hymell.cli.output import Output, check_target, emit, write_file
+from hymell.cli.output import Output, emit, write_file
+from hymell.cli.pages import check_plot
+from hymell.cli.values import dtype_of, listed, whole_numbers
 from hymell.errors import HymellError
 
 if TYPE_CHECKING:
@@ -180,11 +182,7 @@ def sweep(
     from hymell.analysis.sweep.axes import parse_set
 
     values = parse_set(set_ or [])
-    if plot is not None:
-        from hymell.report.sweet_spot_plot import check_plot
-
-        check_target(plot)
-        check_plot(plot)
+    check_plot(plot)
     from hymell import api
     from hymell.report.sweep import sweep_view
 
@@ -208,7 +206,7 @@ def sweep(
             address=address,
             out=out,
             overwrite=overwrite,
-            dtype=None if dtype == "auto" else dtype,
+            dtype=dtype_of(dtype),
             kv_dtype=kv_dtype,
             skew=routing_skew,
             calibration=calibration,
@@ -277,14 +275,12 @@ def _bar() -> Iterator[Report | None]:
 
 
 def _names(option: str, text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
+    found = listed(text)
     if not found:
         raise HymellError(f"--{option} is empty; give at least one value")
     return found
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in _names(option, text)]
-    except ValueError:
-        raise HymellError(f"--{option} {text}: give whole numbers, e.g. 1,8,64") from None
+    _names(option, text)  # Refuses an empty list.
+    return whole_numbers(option, text, "1,8,64")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hymell.cli import options
-from hymell.cli.output import Output, check_target, emit, write_file
-from hymell.cli.priced import BYTES_PER_GB, require_understood
+from hymell.cli.output import Output, emit, write_file
+from hymell.cli.pages import check_plot
+from hymell.cli.priced import require_understood
 from hymell.cli.progress import progress
-from hymell.errors import HymellError
+from hymell.cli.values import dtype_of, pool_bytes, whole_numbers
 from hymell.workload import Parallel
 
 if TYPE_CHECKING:
@@ -136,11 +137,7 @@ def sweetspot(
     parallel = Parallel(tp, ep, pp, microbatches)
     asked_inputs, asked_outputs = _lengths("inputs", inputs), _lengths("outputs", outputs)
     requests = _requests(traffic, mix or [])
-    if plot is not None:
-        from hymell.report.sweet_spot_plot import check_plot
-
-        check_target(plot)
-        check_plot(plot)
+    check_plot(plot)
     from hymell import api
     from hymell.report.sweet_spot import sweet_spot_view
 
@@ -156,10 +153,10 @@ def sweetspot(
             by=by,
             within=within / 100,
             traffic=requests,
-            dtype=None if dtype == "auto" else dtype,
+            dtype=dtype_of(dtype),
             kv_dtype=kv_dtype,
             skew=routing_skew,
-            kv_pool_bytes=None if kv_pool_gb is None else kv_pool_gb * BYTES_PER_GB,
+            kv_pool_bytes=pool_bytes(kv_pool_gb),
             calibration=calibration,
             calibrate_with=calibrate_with,
             calibrated=calibrated,
@@ -183,12 +180,7 @@ def sweetspot(
 
 
 def _lengths(name: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise HymellError(f"--{name} {text}: give whole numbers, e.g. 64,256,1024") from None
+    return None if text is None else whole_numbers(name, text, "64,256,1024")
 
 
 def _requests(file: Path | None, mix: list[str]) -> tuple[Request, ...] | None:
