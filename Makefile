@@ -63,11 +63,15 @@ accuracy: $(INSTALLED) ## Held-out errors and pictures: docs/accuracy.md, hours 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_level1.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/blocks.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sweet_spot.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/end_to_end.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/attention_variants.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/eager.py --ship
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/serving.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/energy.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/intervals.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_runs.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sets.py
+	$(BIN)/python benchmarks/accuracy_join.py
 
 gate: $(INSTALLED) ## No estimator got worse on a fixed subset, two minutes
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/accuracy_gate.py
