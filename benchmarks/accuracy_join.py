@@ -27,10 +27,10 @@ _INTRO: Final = f"""
 {_TITLE}
 
 MAPE in % on models that nothing was fitted on, as the pages say that explain each part. **data
-sheet**: every kernel by roofline. **analytical**: level 1's formulas alone, in the spirit of AMALI and
-LIFE. **composed**: level 1 with its corrections (of energy, the power of kernels; of eager, typical
-overheads), nothing learnt from whole models or blocks. **MLP**: HYMELL's third level as published, a
-plain MLP without bounds. **hymell**: what reports use, its model left out.
+sheet**: every kernel by roofline. **analytical**: level 1's formulas alone, in the spirit of AMALI
+and LIFE. **composed**: level 1 with its corrections (of energy, the power of kernels; of eager,
+typical overheads), nothing learnt from whole models or blocks. **MLP**: HYMELL's third level as
+published, a plain MLP without bounds. **hymell**: what reports use, its model left out.
 """
 
 
@@ -100,8 +100,7 @@ def section(parts: Mapping[Part, Sequence[Record]]) -> Iterator[str]:
         titles = [_COLUMNS[place] for place in shown]
         yield f"| runs | GPU | library | n | models | {' | '.join(titles)} | bias |"
         yield f"|---|---|---|--:|--:|{'--:|' * (len(shown) + 1)}"
-        for line in lines(part, records):
-            yield line
+        yield from lines(part, records)
 
 
 def lines(part: Part, records: Sequence[Record]) -> Iterator[str]:
