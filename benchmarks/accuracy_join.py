@@ -119,7 +119,7 @@ def lines(part: Part, records: Sequence[Record]) -> Iterator[str]:
             if text
         )
         figures = [
-            f"{found[name]['mape']:.1f}" if name in found else "" for name in part.columns if name
+            _percent(found[name]["mape"]) if name in found else "" for name in part.columns if name
         ]
         figures[-1] = f"**{figures[-1]}**"
         yield (
