@@ -25,7 +25,7 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     columns = rows / scale
     free = np.linalg.lstsq(columns, aims, rcond=None)[0]
     if (free >= 0).all():
-        return _rounded(free) / scale
+        return np.asarray(_rounded(free) / scale)
     best, least = np.zeros(rows.shape[1]), np.inf
     for size in range(1, rows.shape[1]):
         for chosen in combinations(range(rows.shape[1]), size):
@@ -35,7 +35,7 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
             if (found >= 0).all() and error < least:
                 best, least = np.zeros(rows.shape[1]), error
                 best[list(chosen)] = found
-    return _rounded(best) / scale
+    return np.asarray(_rounded(best) / scale)
 
 
 def _rounded(found: Array) -> Array:
