@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+#: What reading a JSON file can raise that is damaged, or is another program's.
+DAMAGED: Final = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+
 
 class HymellError(Exception):
     """Bad input or something unsupported; the message names the thing and the remedy.

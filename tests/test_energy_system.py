@@ -254,6 +254,14 @@ def test_a_file_keeps_coefficients_with_units(tmp_path: Path) -> None:
         ("coefficients", {"what": {"value": 1, "unit": "1"}}),
         ("coefficients", {"matrix": {"value": 1, "unit": "1"}}),
         ("rows", "many"),
+        ("rows", float("inf")),
+        *(
+            ("coefficients", {n: {"value": v, "unit": "1"} for n, v in values.items()})
+            for values in (
+                {"base": 0.2, "cap": 0.0, "sharpness": 6.0},
+                {"base": 0.2, "cap": 0.9, "sharpness": 0.0},
+            )
+        ),
     ],
 )
 def test_a_damaged_file_says_so(tmp_path: Path, field: str, value: object) -> None:

@@ -185,6 +185,9 @@ def test_entries_come_back_from_their_file(tmp_path: Path) -> None:
         ('"low": -0.05', '"low": 0.05'),
         ('"rung": "own system"', '"rung": "guess"'),
         ('"mape"', '"error"'),
+        ('"gpus": [', '"gpus": [2, '),
+        ('"batch": [', '"batch": [1e9, '),
+        ('"beyond": 0', '"beyond": NaN'),
         ("{", ""),
     ],
 )

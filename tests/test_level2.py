@@ -172,7 +172,14 @@ def test_files_keep_what_was_fitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"schema_version": 1', '"schema_version": 9'), ('"stage"', '"stag"'), ('"heads"', '"hands"')],
+    [
+        ('"schema_version": 1', '"schema_version": 9'),
+        ('"stage"', '"stag"'),
+        ('"heads"', '"hands"'),
+        ('"gemm": ', '"gemm": -'),
+        ('"bound": ', '"bound": -'),
+        ("{", "[" * 100_000),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, old: str, new: str) -> None:
     file = tmp_path / "vllm.json"

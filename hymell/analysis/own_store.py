@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hymell.analysis.own_runs import Configuration, OwnRun, known_run, model_key
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.offset_fit import PRIORS
 from hymell.estimators.offsets import Offsets
 
@@ -129,7 +129,7 @@ def load(name: str) -> SavedRuns:
         raise HymellError(
             f"no runs are kept under {name!r}; there are: {there} (`hymell runs add` keeps some)"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, HymellError) as error:
+    except (*DAMAGED, HymellError) as error:
         raise HymellError(
             f"{file} holds no runs of this version ({error}); remove it with "
             f"`hymell runs remove {name}` and add the runs anew"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import hymell.hardware
 from hymell._version import __version__
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.level1 import catalog
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.estimator import Level1
@@ -214,7 +214,7 @@ def load(path: str | os.PathLike[str]) -> Calibration:
             f"cannot read the calibration {str(file)!r} ({error.strerror or error}); "
             "write one with `hymell calibrate`"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise HymellError(f"{file} is no calibration: not valid JSON") from None
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         raise HymellError(
@@ -231,7 +231,7 @@ def load(path: str | os.PathLike[str]) -> Calibration:
             entries={entry.key: entry for entry in entries},
             weights=_weights(file.with_suffix(".safetensors")),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} is a damaged calibration ({type(error).__name__}: {error}); "
             "refit it with `hymell calibrate`"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.base import COMPUTE, MEMORY, Estimator, KernelTime, Origin
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.level3.eager import (
@@ -291,7 +291,7 @@ def load_eager(file: Path) -> EagerSystem:
             slowness={str(gpu): _positive(v) for gpu, v in content["slowness"].items()},
             host=_host(content["host"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} holds no multipliers of this version ({type(error).__name__}: {error}); "
             "write it anew with benchmarks/eager.py --ship"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import hymell.hardware
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.conformal import LEVEL, hull
 
 SCHEMA_VERSION: Final = 1
@@ -187,7 +187,7 @@ def load(file: Path) -> Book:
         if content["schema_version"] != SCHEMA_VERSION or content["level"] != LEVEL:
             raise ValueError(f"schema_version {content['schema_version']}")
         return Book(tuple(_entry(raw) for raw in content["entries"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} holds no intervals of this version ({type(error).__name__}: {error}); "
             "write it anew with benchmarks/intervals.py --ship"
@@ -202,6 +202,12 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
     entry = Entry(**values)
     if entry.rung not in RUNGS or not entry.low <= 0 <= entry.high:
         raise ValueError(f"entry {entry.rung}, {entry.engine}, {entry.gpu or 'all GPUs'}")
+    ranges = (entry.batch, entry.tokens, entry.gpus)
+    numbers = [entry.low, entry.high, entry.beyond, *(end for ends in ranges for end in ends)]
+    numbers += [judged.mape for judged in entry.judged.values()]
+    ordered = all(low <= high for low, high in ranges)
+    if not entry.judged or not ordered or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"entry {entry.rung}, {entry.engine} has ranges or errors that cannot be")
     return entry
 
 

@@ -409,22 +409,29 @@ def _add_region(
                 )
             )
     device_s = kernel_s + gaps_s * steps.count
-    host_s = launches * model.engine.overheads.host_s_per_launch
-    if phase == "decode" and model.engine.overheads.cuda_graphs_in_decode:
-        host_s = 0.0
-    if model.system is not None and f"{phase}_launch_s" in model.system.coefficients:
-        host_s = launches * model.system.value(f"{phase}_launch_s")
+    host_s = host_step_s(model, phase, launches)
     if model.system is None:
         step_s: Value = model.engine.overheads.step_s
         stalls_s = _stalls(kernels, model, steps, device_s, gaps_s, host_s)
     else:
-        step_s = _system_step_s(model.system, kernels, model, phase, steps)
+        once_s, sequence_s = outside_s(model.system, model, kernels, phase)
+        step_s = once_s + sequence_s * steps.B
         # Of many steps the sum: a system is fitted to engines whose decode waits for no launch.
         stalls_s = np.maximum(host_s * steps.count - device_s, 0)
     totals.steps[rows] += steps.count
     totals.kernel_s[rows] += kernel_s
     totals.time_s[rows] += device_s + step_s * steps.count + stalls_s
     totals.launches[rows] += launches * steps.count
+
+
+def host_step_s(model: Deployment, phase: Phase, launches: float) -> float:
+    """Seconds that the host takes to launch the kernels of one step; 0 where a graph replays."""
+    overheads, system = model.engine.overheads, model.system
+    if system is not None and f"{phase}_launch_s" in system.coefficients:
+        return launches * system.value(f"{phase}_launch_s")
+    if phase == "decode" and overheads.cuda_graphs_in_decode:
+        return 0.0
+    return launches * overheads.host_s_per_launch
 
 
 def in_blocks(
@@ -464,19 +471,29 @@ def in_system(
     """The sums of a kernel as long as it takes within the system; idle power for the difference."""
     if model.system is None:
         return sums
-    value, group = model.system.value, group_of(kernel.primitive)
-    alone_s = sums.time_s
-    if group == "comm":
-        time_s = value("comm") * alone_s
-    elif phase == "prefill":
-        time_s = value("prefill") * alone_s
-    elif group == "attention":
-        extra_s = mha_extra_s(kernel, model, steps, alone_s) if value("gqa") else 0.0
-        time_s = value("attention") * alone_s + value("gqa") * extra_s
-    else:
-        time_s = value("experts" if group == "experts" else "dense") * alone_s
+    time_s = system_s(kernel, model, phase, steps, sums.time_s)
     idle_w = PowerModel.of(model.gpu).idle_w
-    return replace(sums, time_s=time_s, energy_j=sums.energy_j + idle_w * (time_s - alone_s))
+    return replace(sums, time_s=time_s, energy_j=sums.energy_j + idle_w * (time_s - sums.time_s))
+
+
+def system_s(
+    kernel: Kernel, model: Deployment, phase: Phase, steps: Steps, alone_s: Value
+) -> Value:
+    """Seconds of a kernel that takes ``alone_s`` by itself, by the system's multipliers of a phase.
+
+    ``alone_s`` where there is no system.
+    """
+    if model.system is None:
+        return alone_s
+    value, group = model.system.value, group_of(kernel.primitive)
+    if group == "comm":
+        return value("comm") * alone_s
+    if phase == "prefill":
+        return value("prefill") * alone_s
+    if group == "attention":
+        extra_s = mha_extra_s(kernel, model, steps, alone_s) if value("gqa") else 0.0
+        return value("attention") * alone_s + value("gqa") * extra_s
+    return value("experts" if group == "experts" else "dense") * alone_s
 
 
 def mha_extra_s(kernel: Kernel, model: Deployment, steps: Steps, time_s: Value) -> Array:
@@ -489,19 +506,18 @@ def mha_extra_s(kernel: Kernel, model: Deployment, steps: Steps, time_s: Value) 
     return extra_s
 
 
-def _system_step_s(
-    system: System, kernels: Sequence[Kernel], model: Deployment, phase: Phase, steps: Steps
-) -> Array:
-    """Seconds of one step outside kernels, per workload."""
+def outside_s(
+    system: System, model: Deployment, kernels: Sequence[Kernel], phase: Phase
+) -> tuple[float, float]:
+    """Seconds outside kernels that a system adds to a step, and those to each sequence of it."""
     groups = [(group_of(kernel.primitive), kernel.repeat) for kernel in kernels]
     once_s = system.value("step_s")
     once_s += system.value("message_s") * sum(n for group, n in groups if group == "comm")
     if phase == "decode":
         once_s += system.value("routed_s") * sum(n for group, n in groups if group == "experts")
-    sampled_s = system.value("sequence_s")
-    sampled_s += system.value("logit_s") * (model.graph.facts.vocab_size or 0)
-    found: Array = once_s + sampled_s * steps.B
-    return found
+    sequence_s = system.value("sequence_s")
+    sequence_s += system.value("logit_s") * (model.graph.facts.vocab_size or 0)
+    return once_s, sequence_s
 
 
 def _middle(kernel: Kernel, model: Deployment, steps: Steps, sums: KernelSums) -> KernelTime:

@@ -20,7 +20,14 @@ import numpy as np
 from hymell.errors import HymellError
 from hymell.estimators.base import Array, Deployment
 from hymell.estimators.level3.groups import group_of
-from hymell.estimators.rollup import Steps, in_blocks, mha_extra_s, split_by_region
+from hymell.estimators.rollup import (
+    Steps,
+    host_step_s,
+    in_blocks,
+    outside_s,
+    split_by_region,
+    system_s,
+)
 from hymell.graph import Phase
 from hymell.op_registry.kernels import Kernel
 from hymell.op_registry.primitives import Attention, Conv1d, Scan
@@ -105,7 +112,8 @@ class StepPrices:
     ``decode_tokens_s`` and ``prefill_tokens_s`` of kernels on tokens by the multipliers of each
     phase, ``decode_experts_s`` and ``prefill_experts_s`` of experts, ``head_s`` over sampled
     tokens. ``decode_s`` is over sequences and mean context, ``prompt_s`` over the tokens of one
-    prompt.
+    prompt. ``host_s`` and ``replay_s``: what the host needs at least for a step whose kernels it
+    launches one by one, and for one that replays a graph.
     """
 
     decode_tokens_s: Curve
@@ -117,6 +125,7 @@ class StepPrices:
     prompt_s: Curve
     launch_s: float
     host_s: float
+    replay_s: float
     step_s: float
     sequence_s: float
     replicas: int
@@ -134,8 +143,8 @@ class StepPrices:
         )
         device_s += _mixed(self.decode_experts_s, self.prefill_experts_s, routed, every)
         device_s += max(map(self._mixer_s, batches)) + self.head_s(sampled) + self.launch_s
-        if share and widest > GRAPH_TOKENS:
-            device_s = max(device_s, self.host_s)
+        launched = share and widest > GRAPH_TOKENS
+        device_s = max(device_s, self.host_s if launched else self.replay_s)
         return device_s + self.step_s + self.sequence_s * sampled / self.replicas
 
     def _mixer_s(self, batch: Batch) -> float:
@@ -222,21 +231,13 @@ def price_steps(
         "prefill",
     )
     index = model.region_index("decode", parts, 1, 64)
-    launches = sum(kernel.repeat * kernel.launches for kernel in model.lowered(index).kernels)
+    kernels = model.lowered(index).kernels
+    launches = sum(kernel.repeat * kernel.launches for kernel in kernels)
     overheads, system = model.engine.overheads, model.system
-    logits = float(model.graph.facts.vocab_size or 0)
-    messages = sum(
-        k.repeat for k in model.lowered(index).kernels if group_of(k.primitive) == "comm"
-    )
-    routed = sum(
-        k.repeat for k in model.lowered(index).kernels if group_of(k.primitive) == "experts"
-    )
     if system is None:
         step_s, sequence_s, launch_s = overheads.step_s, 0.0, launches * overheads.gap_s
     else:
-        step_s = system.value("step_s") + system.value("message_s") * messages
-        step_s += system.value("routed_s") * routed
-        sequence_s = system.value("sequence_s") + system.value("logit_s") * logits
+        step_s, sequence_s = outside_s(system, model, kernels, "decode")
         launch_s = 0.0
     return StepPrices(
         decode_tokens_s=by_tokens(dense, "decode"),
@@ -249,7 +250,8 @@ def price_steps(
         ),
         prompt_s=Curve(prompts.tolist(), prompt.tolist()),
         launch_s=launch_s,
-        host_s=launches * overheads.host_s_per_launch,
+        host_s=host_step_s(model, "prefill", launches),
+        replay_s=host_step_s(model, "decode", launches),
         step_s=step_s,
         sequence_s=sequence_s,
         replicas=parts,
@@ -272,21 +274,5 @@ def _seconds(
         kernels = model.lowered(index).kernels
         for kernel, (_, sums) in zip(kernels, in_blocks(kernels, model, phase, part), strict=True):
             if wanted(kernel):
-                found[rows] += _in_system(model, kernel, as_in, part, sums.time_s)
+                found[rows] += system_s(kernel, model, as_in, part, sums.time_s)
     return found
-
-
-def _in_system(
-    model: Deployment, kernel: Kernel, phase: Phase, steps: Steps, alone_s: Array
-) -> Array:
-    if model.system is None:
-        return alone_s
-    value, group = model.system.value, group_of(kernel.primitive)
-    if group == "comm":
-        return value("comm") * alone_s
-    if phase == "prefill":
-        return value("prefill") * alone_s
-    if group == "attention":
-        extra_s = mha_extra_s(kernel, model, steps, alone_s) if value("gqa") else 0.0
-        return value("attention") * alone_s + value("gqa") * extra_s
-    return value("experts" if group == "experts" else "dense") * alone_s

@@ -139,10 +139,13 @@ class BlockCorrection:
         made = cls(stage=str(content["stage"]), bound=float(content["bound"]))
         if made.stage not in STAGES or (made.stage == "net") != (net is not None):
             raise ValueError(f"stage {made.stage!r} and its weights do not fit")
-        made.multipliers_ = np.log([float(content["multipliers"][kind]) for kind in KINDS])
+        multipliers = np.array([float(content["multipliers"][kind]) for kind in KINDS])
         made.ranges_ = np.array([content["ranges_log2"][name] for name in _SIZES], dtype=float)
-        if made.ranges_.shape != (len(_SIZES), 2) or not np.isfinite(made.multipliers_).all():
-            raise ValueError("multipliers or ranges are no numbers")
+        numbers = np.array([*multipliers, *made.ranges_.ravel(), made.bound])
+        positive = (multipliers > 0).all() and made.bound > 0
+        if made.ranges_.shape != (len(_SIZES), 2) or not (positive and np.isfinite(numbers).all()):
+            raise ValueError("multipliers, bound or ranges cannot be")
+        made.multipliers_ = np.log(multipliers)
         made.rows_, made.net_ = int(content["rows"]), net
         return made
 

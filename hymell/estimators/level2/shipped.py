@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hymell.hardware
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.level2.correction import BlockCorrection
 from hymell.estimators.mlp import Mlp
 
@@ -107,7 +107,7 @@ def load(file: Path) -> BlockEstimates:
         entries = [_entry(item, arrays) for item in content["entries"]]
         gpu, library = str(content["gpu"]), str(content["library"])
         return BlockEstimates(gpu, library, {entry.key: entry for entry in entries})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} holds no block corrections of this version ({type(error).__name__}: {error}); "
             "write it anew with benchmarks/blocks.py"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hymell.hardware
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.level3.energy_terms import (
     CAP,
     ENERGY_TERMS,
@@ -109,7 +109,7 @@ def load(file: Path) -> Energies:
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema_version {content['schema_version']}")
         return _energies(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} holds no energies of this version ({type(error).__name__}: {error}); "
             "write it anew with benchmarks/energy.py --ship"
@@ -125,6 +125,8 @@ def _energies(content: Mapping[str, Any]) -> Energies:
         found[name] = value
     if "base" not in found or (CAP.name in found) != (SHARPNESS.name in found):
         raise ValueError(f"coefficients are {', '.join(found)}")
+    if not all(found.get(term.name, term.prior) > 0 for term in (CAP, SHARPNESS)):
+        raise ValueError(f"{CAP.name} or {SHARPNESS.name} is 0")
     return Energies(
         gpu=str(content["gpu"]),
         source=str(content["source"]),

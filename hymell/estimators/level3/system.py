@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import hymell.hardware
-from hymell.errors import HymellError
+from hymell.errors import DAMAGED, HymellError
 from hymell.estimators.level3.terms import MULTIPLIERS, TERMS
 
 SCHEMA_VERSION = 2
@@ -103,7 +103,7 @@ def load(file: Path) -> System:
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema_version {content['schema_version']}")
         return _system(content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise HymellError(
             f"{file} is no system of this version ({type(error).__name__}: {error}); "
             "write it anew with benchmarks/end_to_end.py"
