@@ -428,12 +428,26 @@ def test_names_are_plain(name: str) -> None:
         own_store.load(name)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema_version": 9}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"schema_version": 9}', "[" * 100_000),
+        '{"schema_version": 1, "name": "mine", "runs": [], "configurations": []}',
+    ],
+)
 def test_a_damaged_file_is_named(content: str) -> None:
     own_store.runs_dir().mkdir(parents=True)
     (own_store.runs_dir() / "mine.json").write_text(content)
     with pytest.raises(HymellError, match="hymell runs remove mine"):
         own_store.load("mine")
+
+
+@pytest.mark.parametrize("name", ["model", "gpu", "engine", "dtype"])
+@pytest.mark.parametrize("value", [None, 3, "", ["llama-3-8b"]])
+def test_names_of_a_run_are_words(name: str, value: object) -> None:
+    words: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100-sxm", "engine": "vllm"}
+    with pytest.raises(HymellError, match=f"a run: {name} must be a name"):
+        OwnRun(**{**words, name: value}, prompt=64, output=8, batch=1, tpot_s=0.01)
 
 
 def test_an_offset_that_is_no_number_is_damage(graph: OpGraph) -> None:

@@ -29,6 +29,9 @@ ENERGY: Final = ("energy_j", "energy_per_token_j", "power_w")
 #: What else a row may state; without it the checkpoint's format, and one GPU.
 OPTIONAL: Final = ("dtype", "tp", "ep")
 
+#: What a run is called by.
+_NAMES: Final = ("model", "gpu", "engine", "dtype")
+
 #: Parts of a run that were measured one by one add up to the whole within this share.
 TOLERANCE: Final = 0.1
 
@@ -86,6 +89,9 @@ class OwnRun:
             raise HymellError(f"{self.where}: {error}") from None
 
     def _check(self) -> None:
+        for name in _NAMES:
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise HymellError(f"{name} must be a name, not {getattr(self, name)!r}")
         Workload(self.batch, self.prompt, self.output)
         self.parallel.check_batch(self.batch)
         Precision.of(self.dtype)

@@ -123,6 +123,8 @@ def load(name: str) -> SavedRuns:
         if content["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema_version {content['schema_version']}")
         runs = tuple(known_run(row) for row in content["runs"])
+        if not runs:
+            raise ValueError("no run")
         judged = tuple(map(_judged, content["configurations"]))
     except FileNotFoundError:
         there = ", ".join(saved_names()) or "none"
