@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from hymell.analysis.arrivals import Arrival, arrivals_of, poisson, read_arrival
 from hymell.analysis.scheduler import Limits, Run, simulate
 from hymell.cli import main
 from hymell.errors import HymellError
+from hymell.estimators.level3.system import System
+from hymell.estimators.level3.terms import MULTIPLIERS
 from hymell.estimators.predict import deploy
 from hymell.estimators.rollup import decode_totals, prefill_totals
 from hymell.estimators.step_prices import UNEVEN, Batch, Curve, Surface, price_steps
@@ -223,6 +226,24 @@ def test_steps_cost_what_a_report_says(graph: OpGraph) -> None:
     # A step of a server replays graphs up to 512 tokens, a report's prefill waits for the host.
     host_s = prefill - prices.step([Batch(0, 0, 0, [(512, 0)])])
     assert 0 <= host_s < 1e-3
+
+
+def test_a_slow_host_of_a_system_holds_steps_up(graph: OpGraph) -> None:
+    model = deploy(graph, gpu=load_gpu("h100-sxm"), engine=get_engine("vllm"))
+    kernels = dict.fromkeys(MULTIPLIERS, 1.0)
+    host = {"prefill_launch_s": 4e-4, "decode_launch_s": 1e-4}
+    slow = replace(model, system=_system(kernels | host))
+    B, L = np.array([32.0]), np.array([1024.0])
+    decode = decode_totals(slow, B, L, np.array([2.0]))
+    assert decode.time_s > 2 * decode.kernel_s
+    prices = price_steps(slow, 1024, 64, 2048)
+    assert prices.step([Batch(32, 1024, 1024, [])]) == pytest.approx(decode.time_s[0])
+    prefill = prefill_totals(slow, np.array([1.0]), np.array([1024.0])).time_s[0]
+    assert prices.step([Batch(0, 0, 0, [(1024, 0)])]) == pytest.approx(prefill)
+
+
+def _system(coefficients: Mapping[str, float]) -> System:
+    return System("vllm", "h100-sxm", "1", "a test", coefficients, 9, ("a", "b"), 5.0, 9.0)
 
 
 def test_chunks_add_up_to_the_prompt_and_uneven_batches_cost_more(graph: OpGraph) -> None:
