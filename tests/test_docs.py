@@ -117,6 +117,22 @@ def test_engines_page_states_the_overheads_of_the_code() -> None:
         assert row in page, row
 
 
+def test_readme_states_the_error_of_whole_models_that_the_benchmark_wrote() -> None:
+    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    records = json.loads((ROOT / "docs" / "accuracy_end_to_end.json").read_text(encoding="utf-8"))
+    errors = {
+        record["estimator"]: record["mape"]
+        for record in records
+        if record["set"] == "argonne: latency, 1 GPU"
+        and (record["gpu"], record["library"]) == ("h100-sxm", "vllm")
+    }
+    assert (
+        f"latency was {errors['fitted system']:.1f}% off for vLLM on one H100 (Argonne's runs of "
+        f"2024; kernels with typical overheads {errors['level-1 composition']:.1f}%, the data "
+        f"sheet {errors['data sheet']:.1f}%)"
+    ) in words
+
+
 def test_engines_page_names_every_fusion_rule() -> None:
     page = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\|[^|\n]+\| `(\w+)`", page, re.MULTILINE)) | {"launch_experts"}
