@@ -38,8 +38,9 @@ _RUNGS: Final = {
     predictions.SHEET: SHEET,
 }
 _EAGER_RUNGS: Final = {eager.KNOWN: OWN, eager.MEASURED: TRANSFERRED}
+#: Only forms with a cap ship.
 _ENERGY_RUNGS: Final = {
-    energies.FITTED: OWN,
+    energies.CAPPED: OWN,
     energies.ABROAD: TRANSFERRED,
     energies.KERNEL_POWER: LEVEL1,
     energies.DATA_SHEET: SHEET,

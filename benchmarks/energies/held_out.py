@@ -159,7 +159,8 @@ def _fitted(each: Judged, harness: Harness, gpu: str) -> Iterator[pd.DataFrame]:
             scaled, left = _one_run(campaign, joules, one_each)
             yield _framed(each, runs, ONE_RUN, f"{split}, one run seen", time, scaled)[left]
         for other in others:
-            joules = harness.held_out(gpu, columns, other)
+            # What is lent is what ships: a form with a cap.
+            joules = harness.held_out(gpu, columns, other, capped=True)
             yield _framed(each, runs, ABROAD, f"{split} and GPU", time, joules)
 
 

@@ -187,7 +187,8 @@ def _largest(largest: Sequence[Worst]) -> Iterator[str]:
 
 
 def _elsewhere(lines: Lines) -> Iterator[str]:
-    yield """**other GPU**: the same harness, fitted to its other GPU, the model left out too.
+    yield """**other GPU**: the same harness, fitted to its other GPU, the model left out too, with
+a cap as all that ships.
 **shipped**: what reports use, on runs of harnesses and GPUs that it was not fitted to."""
     yield ""
     yield "| runs | GPU | n | data sheet | kernels | other GPU | shipped | bias |"
