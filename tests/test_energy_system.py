@@ -19,6 +19,7 @@ import hymell
 from hymell.cost_report import CostReport
 from hymell.errors import HymellError
 from hymell.estimators import calibrated
+from hymell.estimators.breakdown import shared_j
 from hymell.estimators.calibrated import energies_for
 from hymell.estimators.energy import PowerModel
 from hymell.estimators.level3 import energies as files
@@ -336,6 +337,31 @@ def test_a_phase_takes_what_energies_say() -> None:
         )
         expected = energies().energy_j(energy_columns(work, gpu_s, H100), H100, power.idle_w)
         assert energy_j(model, phase, totals, power) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(
+        st.tuples(st.just(0.0) | st.floats(1e-3, 9), st.floats(1e-3, 9)), min_size=1, max_size=9
+    ),
+    st.floats(0, 99),
+)
+def test_kernels_share_joules_up_to_their_most(
+    pairs: list[tuple[float, float]], whole_j: float
+) -> None:
+    own_j, most_j = np.array(pairs).T
+    found = shared_j(own_j, most_j, whole_j)
+    assert (found <= most_j + 1e-9).all()
+    assert (found[own_j == 0] == 0).all()
+    assert found.sum() == pytest.approx(min(whole_j, most_j[own_j > 0].sum()), abs=1e-6)
+    below = (own_j > 0) & (found < 0.999 * most_j)
+    factors = found[below] / own_j[below]
+    assert factors == pytest.approx(np.full(len(factors), factors.max(initial=0.0)))
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_no_kernel_draws_more_than_the_board_may(batch: int) -> None:
+    for kernel in report(batch=batch).kernels:
+        assert kernel.energy_j <= 700.0 * kernel.time_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from hymell.cost_report import BlockCost, Coverage, KernelCost
-from hymell.estimators.base import REGIMES, Deployment
+from hymell.estimators.base import REGIMES, Array, Deployment
 from hymell.estimators.pipeline import overlap
 from hymell.estimators.rollup import KernelDetail
 from hymell.graph import Phase
@@ -24,24 +24,25 @@ class _Entry:
 
 
 def kernel_costs(
-    phase: str, details: Sequence[KernelDetail], model: Deployment, energy_scale: float = 1.0
+    phase: str, details: Sequence[KernelDetail], model: Deployment, whole_j: float | None = None
 ) -> Iterator[KernelCost]:
     """One `KernelCost` per kernel of a phase of one workload, in launch order.
 
-    ``energy_scale`` multiplies the energies that the power of the kernels gives.
+    ``whole_j``: joules of all kernels on all GPUs, which they share (`shared_j`); None: each one's
+    are those that its own power gives.
 
     Decode steps in several regions run the same kernels with other sizes: their costs are added,
     and the sizes and regime are those of the region with most steps.
     """
     merged: dict[tuple[object, ...], _Entry] = {}
     seen: dict[tuple[object, ...], int] = {}
-    for detail in details:
+    for detail, joules in zip(details, _joules(details, model, whole_j), strict=True):
         kernel = detail.kernel
         place = (kernel.name, kernel.block, kernel.part, kernel.layer, kernel.path)
         # A layer may launch two kernels that agree in all of these.
         nth = seen.setdefault((detail.region, *place), 0)
         seen[detail.region, *place] = nth + 1
-        entry = _Entry(detail, _kernel_cost(phase, detail, model, energy_scale))
+        entry = _Entry(detail, _kernel_cost(phase, detail, model, joules))
         before = merged.get((*place, nth))
         merged[*place, nth] = entry if before is None else _add(before, entry)
     costs = [entry.cost for entry in merged.values()]
@@ -50,9 +51,37 @@ def kernel_costs(
         yield replace(cost, share_of_time=_share(cost.time_s, whole))
 
 
-def _kernel_cost(
-    phase: str, detail: KernelDetail, model: Deployment, energy_scale: float
-) -> KernelCost:
+def _joules(
+    details: Sequence[KernelDetail], model: Deployment, whole_j: float | None
+) -> list[float]:
+    """Joules of each kernel on all GPUs of its stage."""
+    gpus, tdp_w = model.parallel.per_stage, model.gpu.tdp_w
+    own_j = gpus * np.array([_number(detail.sums.energy_j) for detail in details])
+    if whole_j is None:
+        return [float(joules) for joules in own_j]
+    most_j = gpus * tdp_w * np.array([_number(detail.sums.time_s) for detail in details])
+    return [float(joules) for joules in shared_j(own_j, most_j, whole_j)]
+
+
+def shared_j(own_j: Array, most_j: Array, whole_j: float) -> Array:
+    """Joules shared among kernels in proportion to ``own_j``, none more than ``most_j``.
+
+    They add up to ``whole_j``, or to less where all of them are at their most.
+    """
+    draws = own_j > 0
+    ratio = np.full(len(own_j), np.inf)
+    ratio[draws] = most_j[draws] / own_j[draws]
+    order = np.argsort(ratio, kind="stable")[: int(draws.sum())]
+    # With the first n of these at their most, the others share what is left by one factor.
+    full_j = np.concatenate([[0.0], np.cumsum(most_j[order])[:-1]])
+    open_j = np.cumsum(own_j[order][::-1])[::-1]
+    factor = (whole_j - full_j) / open_j
+    found = np.flatnonzero(factor <= ratio[order])
+    shared: Array = np.where(draws, most_j, 0.0)
+    return np.minimum(factor[found[0]] * own_j, shared) if len(found) else shared
+
+
+def _kernel_cost(phase: str, detail: KernelDetail, model: Deployment, joules: float) -> KernelCost:
     kernel, sums = detail.kernel, detail.sums
     energy = model.estimator.energy_origin(kernel.primitive, model.gpu)
     origin = model.estimator.origin(kernel.primitive, model.gpu)
@@ -72,7 +101,7 @@ def _kernel_cost(
         bytes=_number(sums.bytes),
         weight_bytes=_number(sums.weight_bytes),
         time_s=_number(sums.time_s) * overlap(model),
-        energy_j=_number(sums.energy_j) * model.parallel.per_stage * energy_scale,
+        energy_j=joules,
         share_of_time=0.0,
         regime=REGIMES[int(_number(detail.regime))],
         estimator=origin.estimator,

@@ -252,7 +252,7 @@ def predict_graph(
         cost
         for phase, found in details.items()
         for cost in kernel_costs(
-            phase, found, model, _kernel_scale(model, phase, totals[phase], found, power)
+            phase, found, model, _kernels_j(model, phase, totals[phase], power)
         )
     )
     memory = memory_cost(model, workload, kv_pool_bytes)
@@ -307,19 +307,14 @@ def predict_graph(
     )
 
 
-def _kernel_scale(
-    model: Deployment,
-    phase: Phase,
-    totals: PhaseTotals,
-    details: Iterable[KernelDetail],
-    power: PowerModel,
-) -> float:
-    """What kernels' own energies are multiplied by, so that with idle gaps they are the phase's."""
-    kernels_j = model.parallel.per_stage * sum(float(d.sums.energy_j[0]) for d in details)
-    if model.energies is None or not kernels_j:
-        return 1.0
+def _kernels_j(
+    model: Deployment, phase: Phase, totals: PhaseTotals, power: PowerModel
+) -> float | None:
+    """What fitted energies leave for the kernels of a phase beside idle gaps; None without any."""
+    if model.energies is None:
+        return None
     inside_j = energy_j(model, phase, totals, power) - outside_j(model, totals, power)
-    return float(inside_j[0]) / kernels_j
+    return float(inside_j[0])
 
 
 def _phase_cost(
@@ -470,8 +465,8 @@ def _energy(model: Deployment, power: PowerModel, costs: Iterable[KernelCost]) -
     if model.energies is None:
         return kernels
     return (
-        f"{model.energies.describe(model.gpu)}; idle power in the gaps, the rest of a phase shared "
-        f"among its kernels in proportion to: {kernels}"
+        f"{model.energies.describe(model.gpu)}; idle power or more in the gaps, the rest of a "
+        f"phase shared among its kernels, none above TDP, in proportion to: {kernels}"
     )
 
 
