@@ -26,7 +26,8 @@ runs that neither the offsets nor the system saw. **before** is the fitted syste
 [accuracy_end_to_end.md](accuracy_end_to_end.md), which never saw the model nor its near twins. Each
 run is the single one once; two and three are drawn {DRAWS} times at random (seed 0). Configurations
 with fewer than {3 + JUDGES} runs are left out. Widths of the priors are chosen on the other
-campaigns: by the mean over them of log(error after / error before).
+campaigns: by the mean over them of log(error after / error before). Dense models and models with
+experts of one harness are two campaigns here, and so are its GPUs.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     The best set of non-zero ones is found by trying all of them, unless all are positive anyway:
     exact, and no solver to import.
     """
-    scale: Array = np.linalg.norm(rows, axis=0)
+    scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0
     columns = rows / scale
     free = np.linalg.lstsq(columns, aims, rcond=None)[0]
@@ -38,7 +38,6 @@ def nonnegative_least_squares(rows: Array, aims: Array) -> Array:
     return np.asarray(_rounded(best) / scale)
 
 
-def _rounded(found: NDArray[np.floating[Any]]) -> Array:
+def _rounded(found: Array) -> Array:
     """Zero for what only rounding left, so that a term that is absent is absent."""
-    kept: Array = np.where(found < _NOISE * found.max(), 0.0, found)
-    return kept
+    return np.where(found < _NOISE * found.max(), 0.0, found)
