@@ -6,9 +6,11 @@ import os
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_stand_in import HubStandIn
 from hypothesis import settings
 
 # huggingface_hub reads it when it is imported; tests of the hub set it back for themselves.
@@ -50,3 +52,22 @@ def _is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
+    """A stand-in hub with an empty cache; nothing else on the network is reachable."""
+    from huggingface_hub import close_session, constants
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 5)
+    close_session()
+    with HubStandIn() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+    close_session()

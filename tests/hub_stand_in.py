@@ -43,11 +43,18 @@ class Request:
 
 @dataclass
 class Repository:
-    """Files by name, the commit they belong to, and how requests fail, if they do."""
+    """Files by name, the commit they belong to, what went before, how requests fail, if they do."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     commit: str = "0" * 40
     failure: str | None = None
+    before: Repository | None = None
+
+    def at(self, revision: str) -> Repository | None:
+        """The state at a commit, at "main" the newest; None where there is no such revision."""
+        if revision in ("", "main", self.commit):
+            return self
+        return None if self.before is None else self.before.at(revision)
 
 
 class HubStandIn:
@@ -88,7 +95,8 @@ class HubStandIn:
             for name, value in files.items()
         }
         digest = hashlib.sha1(repr(sorted(content.items())).encode(), usedforsecurity=False)
-        self.repositories[repo] = Repository(content, digest.hexdigest())
+        before = self.repositories.get(repo)
+        self.repositories[repo] = Repository(content, digest.hexdigest(), before=before)
         return digest.hexdigest()
 
     def fail(self, repo: str, failure: str) -> None:
@@ -109,7 +117,8 @@ class HubStandIn:
             return *FAILURES["missing"], b""
         if known.failure is not None:
             return *FAILURES[known.failure], b"{}"
-        if revision not in ("", "main", known.commit):
+        known = known.at(revision)
+        if known is None:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if file is None:
             siblings = [{"rfilename": name} for name in known.files]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_stand_in import HubStandIn
 from synthetic_report import synthetic_report
 
 import hymell
@@ -200,3 +201,79 @@ def test_bad_input_ends_in_one_sentence(
     assert says in printed.err
     assert len(printed.err.strip().splitlines()) == 1
     assert printed.out == ""
+
+
+# --- revisions and quantised checkpoints, through the hub ---------------------------------------
+
+BASE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "torch_dtype": "bfloat16",
+}
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["compare", *arguments, "--no-cache", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_two_revisions_of_one_repo(hub: HubStandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    old = hub.publish("org/m", {"config.json": BASE})
+    hub.publish("org/m", {"config.json": BASE | {"num_hidden_layers": 32}})
+    found = compared(capsys, f"org/m@{old}", "org/m@main")
+    labels = [case["label"] for case in found["cases"]]
+    assert labels == [f"org/m@{old}", "org/m@main"]
+    differences = {d["quantity"]: d for d in found["differences"]}
+    # 24 layers more: attention and feed-forward, 2 norms.
+    layer = 2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096 + 2 * 1024
+    memory = differences["memory_bytes"]
+    assert memory["verdict"] == "more"
+    cache = 24 * 2 * 256 * 2 * (1024 + 128 - 1)  # nothing follows the last token
+    assert memory["value"] - memory["baseline"] == pytest.approx(24 * layer * 2 + cache)
+    assert differences["tpot_s"]["ratio"] > 1.1
+    steps = {(step["phase"], step["part"]) for step in found["by_block"]}
+    assert {("decode", "attention"), ("decode", "ffn")} <= steps
+
+
+def test_a_guard_between_revisions(hub: HubStandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    old = hub.publish("org/m", {"config.json": BASE})
+    hub.publish("org/m", {"config.json": BASE | {"num_hidden_layers": 32}})
+    guard = ("--fail-if", "tpot_s > 1.05 * baseline", "--no-cache")
+    assert main(["compare", f"org/m@{old}", "org/m@main", *guard]) == 1
+    assert "org/m@main: tpot_s is" in capsys.readouterr().err
+    assert main(["compare", "org/m@main", f"org/m@{old}", *guard]) == 0
+
+
+def test_a_revision_that_is_not_there(hub: HubStandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.publish("org/m", {"config.json": BASE})
+    assert main(["compare", "org/m@main", "org/m@v9"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "v9" in line
+
+
+def test_a_base_and_its_quantised_checkpoint(
+    hub: HubStandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.publish("org/m", {"config.json": BASE})
+    hub.publish("org/m-FP8", {"config.json": BASE | {"quantization_config": FP8}})
+    found = compared(capsys, "org/m", "org/m-FP8")
+    formats = [case["assumptions"]["dtype"] for case in found["cases"]]
+    assert formats[0].startswith("weights bfloat16")
+    assert formats[1].startswith("weights fp8")
+    differences = {d["quantity"]: d for d in found["differences"]}
+    assert differences["memory_bytes"]["verdict"] == "less"
+    weights = [case["memory"]["weights_bytes"] for case in found["cases"]]
+    # Linear layers of 8 blocks lose a byte per weight; embeddings, head and norms keep both.
+    linear = 8 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096)
+    assert weights[0] - weights[1] == pytest.approx(linear, rel=0.01)
+    assert differences["tpot_s"]["ratio"] < 1

@@ -20,13 +20,16 @@ from hymell.cli import main
 from hymell.errors import HymellError
 from hymell.hardware import find_gpu
 from hymell.report import figures, html
+from hymell.report import sweep as sweep_report
 from hymell.report.chrome_trace import launches, to_chrome_trace
-from hymell.report.html_report import compare_page, report_page
+from hymell.report.html_report import compare_page, report_page, sweep_page
 from hymell.workload import Workload
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
     from selenium.webdriver.remote.webelement import WebElement
+
+    from hymell.analysis.sweep.result import SweepResult
 
 MODEL = "llama-3-8b"
 WORKLOAD = Workload(2, 512, 16)
@@ -326,3 +329,79 @@ def test_a_comparison_is_shown_without_errors(driver: Chrome, tmp_path: Path) ->
     driver.get(file.as_uri())
     assert driver.get_log("browser") == []
     assert len(find(driver, "figure svg")) == 2
+
+
+# --- sweeps -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept() -> SweepResult:
+    return hymell.sweep(
+        MODEL, {"num_key_value_heads": [1, 8, "hq"]}, gpu=["h100-sxm", "l40s"], batch=[1, 8]
+    )
+
+
+def test_a_sweep_has_a_page_with_its_points_and_intervals(swept: SweepResult) -> None:
+    text = sweep_page(swept, "hymell sweep llama-3-8b")
+    found = Page(text)
+    assert found.open == []
+    assert found.fetched == []
+    assert [name for name, times in found.ids.items() if times > 1] == []
+    assert found.tags["svg"] == 1
+    for row in swept.rows():
+        for name in ("tpot_s", "tpot_s_low", "energy_j_high"):
+            assert f'data-value="{row[name]}"' in text
+    assert "hymell sweep llama-3-8b" in text
+
+
+@pytest.mark.parametrize("nothing", [{"pareto": ["tpot"]}, {"constraints": ["tpot_ms < 0.001"]}])
+def test_a_sweep_without_a_front_to_draw_has_a_page(nothing: dict[str, list[str]]) -> None:
+    found = hymell.sweep(MODEL, {"num_key_value_heads": [8]}, **nothing)
+    page = Page(sweep_page(found))
+    assert page.open == []
+    assert page.tags["svg"] == 0
+
+
+def test_many_points_are_cut_and_counted(
+    swept: SweepResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_report, "MOST_POINTS", 5)
+    table = sweep_report.points_table(swept)
+    assert len(table.rows) == 5
+    assert f"{swept.points - 5} more are in --csv and --out" in table.note
+    assert table.rows[0] == swept.row(swept.front[0])
+
+
+def test_the_command_writes_the_page_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sweep.html"
+    asked = ["sweep", MODEL, "--set", "num_key_value_heads=1,8", "--html", str(file)]
+    assert main(asked) == 0
+    printed = capsys.readouterr()
+    assert f"hymell: wrote {file}" in printed.err
+    assert "Pareto front" in printed.out
+    assert Page(file.read_text()).tags["svg"] == 1
+
+
+@in_browser
+def test_a_sweep_is_shown_and_sorted_with_empty_cells_last(
+    driver: Chrome, swept: SweepResult, tmp_path: Path
+) -> None:
+    columns = {name: values.copy() for name, values in swept.columns.items()}
+    columns["ttft_s_low"][2] = float("nan")
+    file = tmp_path / "sweep.html"
+    file.write_text(sweep_page(replace(swept, columns=columns)))
+    driver.get(file.as_uri())
+    assert driver.get_log("browser") == []
+    heads = find(driver, "section:last-of-type th")
+    table = f"#{find(driver, 'section:last-of-type table')[0].get_attribute('id')}"
+    titles = [head.find_element("css selector", "button").text for head in heads]
+    place = 1 + titles.index("TTFT low")
+    for direction in (-1, 1):
+        heads[place - 1].find_element("css selector", "button").click()
+        cells = find(driver, f"{table} tbody td:nth-child({place})")
+        shown = [cell.get_attribute("data-value") for cell in cells]
+        assert shown[-1] == ""
+        values = [direction * float(value) for value in shown[:-1]]
+        assert values == sorted(values)

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,25 +33,6 @@ def zoo(monkeypatch: pytest.MonkeyPatch) -> None:
         "suggest",
         lambda name: ["known/model"] if name.startswith("known") else [],
     )
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubStandIn]:
-    """A stand-in hub with an empty cache; nothing else on the network is reachable."""
-    from huggingface_hub import close_session, constants
-
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 5)
-    close_session()
-    with HubStandIn() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        yield server
-    close_session()
 
 
 def fails(source: str | os.PathLike[str], revision: str | None = None) -> str:

@@ -599,6 +599,35 @@ def test_json_and_csv_have_the_rows(run: Run, config_file: Path) -> None:
     assert {"tpot_s", "memory_bytes", "fits"} <= set(rows[0])
 
 
+def test_intervals_are_those_of_a_report(run: Run) -> None:
+    _, out, _ = run("llama-3-8b", "--set", "num_key_value_heads=8", "--batch", "1,64", "--csv")
+    for row in csv.DictReader(io.StringIO(out)):
+        report = hymell.predict("llama-3-8b", hymell.Workload(int(row["batch"]), 1024, 128))
+        for name in ("ttft_s", "tpot_s", "latency_s", "energy_j"):
+            low, high = float(row[f"{name}_low"]), float(row[f"{name}_high"])
+            assert low <= float(row[name]) <= high
+            ends = report.intervals[name]
+            # Kernels of sizes beyond their tables widen those of a report alone.
+            if (
+                "kernels' time on sizes beyond"
+                in report.accuracy.get(name, report.accuracy["tpot_s"]).note
+            ):
+                assert ends[0] < low * 1.001
+                assert ends[1] > high * 0.999
+            else:
+                assert (low, high) == pytest.approx(ends, rel=1e-3)
+
+
+def test_an_interval_that_nobody_measured_is_empty(run: Run, config_file: Path) -> None:
+    arguments = (str(config_file), "--engine", "compile")
+    assert hymell.predict(str(config_file), engine="compile").intervals == {}
+    _, out, _ = run(*arguments, "--csv")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["tpot_s_low"] == row["energy_j_high"] == ""
+    _, out, _ = run(*arguments, "--json")
+    assert json.loads(out)["front"][0]["tpot_s_low"] is None
+
+
 def test_the_plot_is_drawn(run: Run, config_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "front.png"
     status, _, _ = run(
@@ -625,7 +654,10 @@ def test_the_plot_is_drawn(run: Run, config_file: Path, tmp_path: Path) -> None:
         (("--optimize", "speed"), "no objective"),
         (("--sample", "0"), "sample must be 1 or more"),
         (("--backend", "ray", "--address", "127.0.0.1:1"), "no Ray cluster answers"),
+        (("--set", "num_key_value_heads=3"), "the architecture cannot be priced: "),
         (("--out", "/no/such/folder/x.parquet"), "its folder does not exist"),
+        (("--out", "points.csv"), "a table is a .parquet file"),
+        (("--html", "/no/such/folder/x.html"), "its folder does not exist"),
         (("--plot", "front.txt"), "a plot is a"),
         (("--set", "hidden_size=1..10000", "--set", "vocab_size=1..10000"), "--sample"),
     ],

@@ -204,6 +204,12 @@ def _header(names: Sequence[str], file: str) -> Sequence[str]:
     allowed = (*REQUIRED, *TIMES, *ENERGY, *OPTIONAL)
     unknown = [name for name in names if name not in allowed]
     if unknown:
+        separator = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), "")
+        if separator:
+            raise HymellError(
+                f"{file}, line 1: cells are separated by {separator!r}; separate them by commas, "
+                "with points in decimal numbers"
+            )
         shown = ", ".join(repr(name) for name in unknown)
         raise HymellError(
             f"{file}, line 1: unknown column {shown}; the columns are {', '.join(allowed)}"

@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     # The arrays here are small: one BLAS thread per core costs more CPU than it could save.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if sys.stderr is None:  # closed at the start: nobody reads what is said there
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         return _run(arguments)
     except OutputClosedError:

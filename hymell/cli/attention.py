@@ -114,7 +114,7 @@ def attention(
             "--plot",
             metavar="FILE",
             help="Also draw time per token over context: .png, .svg or .pdf. "
-            "Needs pip install 'hymell[plots]'.",
+            r"Needs pip install 'hymell\[plots]'.",
             show_default=False,
             rich_help_panel="Output",
         ),

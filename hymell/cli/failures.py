@@ -6,6 +6,8 @@ hymell, 130 interrupted, 141 the reader of stdout went away.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from hymell.errors import HymellError
 BUG = 70
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+
+#: What a disk says that takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OutputClosedError(Exception):
@@ -35,6 +40,11 @@ def failure_of(error: Exception) -> Failure:
     """The failure that an exception means."""
     if isinstance(error, HymellError):
         return Failure(type(error).__name__, _sentence(error), error.exit_code)
+    if isinstance(error, OSError) and error.errno in _FULL:
+        where = f" {str(error.filename)!r}" if error.filename else ""
+        return Failure(
+            "HymellError", f"cannot write{where}: {error.strerror}; free some space, then again", 2
+        )
     # typer's usage errors: the class has moved between typer's releases, its methods have not.
     format_message = getattr(error, "format_message", None)
     if callable(format_message):
@@ -53,8 +63,10 @@ def show(failure: Failure, *, as_json: bool) -> None:
         from hymell.cli.output import write_stdout
         from hymell.report.json_ import error_to_json
 
-        write_stdout(error_to_json(failure.kind, failure.message, failure.exit_code))
-        return
+        # A stdout that takes nothing leaves stderr.
+        with contextlib.suppress(HymellError):
+            write_stdout(error_to_json(failure.kind, failure.message, failure.exit_code))
+            return
     print(f"hymell: {failure.message}", file=sys.stderr)
     if failure.hint:
         print(f"hymell: {failure.hint}", file=sys.stderr)

@@ -66,9 +66,9 @@ def calibrate(
         typer.Option("--judge/--no-judge", help="Also measure the errors on held-out rows."),
     ] = True,
 ) -> int:
-    """Fit everything that the measurements of one GPU and library cover.
+    r"""Fit everything that the measurements of one GPU and library cover.
 
-    Needs `pip install 'hymell[calibrate]'`. The same measurements give the same file.
+    Needs `pip install 'hymell\[calibrate]'`. The same measurements give the same file.
     """
     if file.suffix != ".json":
         raise HymellError(f"a calibration is a .json file, not {str(file)!r}")

@@ -69,7 +69,7 @@ def render(view: View, output: Output) -> str:
         return to_markdown(view.document)
     from hymell.report.terminal import PIPE_WIDTH, to_text
 
-    if output.file is not None or not sys.stdout.isatty():
+    if output.file is not None or sys.stdout is None or not sys.stdout.isatty():
         plain = output.file is None and not _speaks_unicode()
         return to_text(view.document, width=PIPE_WIDTH, ascii_only=plain)
     width = min(shutil.get_terminal_size((PIPE_WIDTH, 24)).columns, _WIDEST)
@@ -79,14 +79,18 @@ def render(view: View, output: Output) -> str:
 def write_stdout(text: str) -> None:
     """Write to stdout, odd characters escaped where its encoding lacks them.
 
-    Raises OutputClosedError when nobody reads any more.
+    Raises OutputClosedError when nobody reads any more, HymellError when it cannot be written.
     """
+    if sys.stdout is None:  # Python's word for a descriptor that was closed at the start
+        raise HymellError("cannot write to stdout: it is closed; name a file with -o FILE")
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         raise OutputClosedError from None
+    except OSError as error:
+        raise HymellError(f"cannot write to stdout: {error.strerror or error}") from None
 
 
 def write_file(path: Path, content: str | bytes) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from hymell.cli import options
 from hymell.cli.output import Output, emit, write_file
-from hymell.cli.pages import check_plot
+from hymell.cli.pages import check_pages, check_plot, command_line, write_page
 from hymell.cli.values import dtype_of, listed, whole_numbers
 from hymell.errors import HymellError
 
@@ -163,11 +163,12 @@ def sweep(
             "--plot",
             metavar="FILE",
             help="Also draw the points and the front: .png, .svg or .pdf. Needs pip install "
-            "'hymell[plots]'.",
+            r"'hymell\[plots]'.",
             show_default=False,
             rich_help_panel=_OUT,
         ),
     ] = None,
+    html: options.Html = None,
     json: options.Json = False,
     md: options.Md = False,
     csv: options.Csv = False,
@@ -183,6 +184,9 @@ def sweep(
 
     values = parse_set(set_ or [])
     check_plot(plot)
+    check_pages(html, None)
+    if out is not None and out.suffix != ".parquet":
+        raise HymellError(f"a table is a .parquet file, not {str(out)!r}; --csv prints CSV")
     from hymell import api
     from hymell.report.sweep import sweep_view
 
@@ -219,6 +223,10 @@ def sweep(
         from hymell.report.sweep_plot import draw_sweep
 
         write_file(plot, draw_sweep(found, plot.suffix.lower()))
+    if html is not None:
+        from hymell.report.html_report import sweep_page
+
+        write_page(html, sweep_page(found, command_line()))
     emit(sweep_view(found), destination)
     if out is not None:
         kept = f", {found.resumed} of its architectures from before" if found.resumed else ""

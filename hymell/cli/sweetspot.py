@@ -118,7 +118,8 @@ def sweetspot(
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Also draw a contour plot: .png, .svg or .pdf. Needs pip install 'hymell[plots]'.",
+            help="Also draw a contour plot: .png, .svg or .pdf. Needs pip install "
+            r"'hymell\[plots]'.",
             show_default=False,
             rich_help_panel="Output",
         ),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hymell.analysis.compare import QUANTITIES, Comparison, Difference, Step
 from hymell.report import units
 from hymell.report.document import Column, Document, Notes, Section, Table, View
-from hymell.report.summary import assumptions
+from hymell.report.summary import QUANTITY_NAMES, assumptions, near
 
 #: Figures of the page: title and unit of each of `analysis.compare.QUANTITIES`.
 TITLES: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
@@ -40,12 +40,15 @@ def compare_view(found: Comparison) -> View:
 def _document(found: Comparison) -> Document:
     sections: list[Section] = [_cases(found)]
     warnings = [
-        f"{label}: {text}"
+        text if text.startswith(f"{label} ") else f"{label}: {text}"
         for label, report in zip(found.labels, found.reports, strict=True)
         for text in report.warnings
     ]
     if warnings:
         sections.append(Notes("Warnings", tuple(warnings)))
+    accuracies = tuple(_accuracies(found))
+    if accuracies:
+        sections.append(Notes("Accuracy", accuracies))
     for label in found.labels[1:]:
         sections.append(_differences(found, label))
         sections.append(_origin(found, label, "by block", found.by_block))
@@ -98,12 +101,12 @@ def _difference(each: Difference) -> dict[str, Any]:
     title, show = TITLES[each.quantity]
     interval = None
     if each.low is not None and each.high is not None and each.low < each.high:
-        interval = f"{each.low:.2f}-{each.high:.2f}"
+        interval = f"{units.number(each.low)}-{units.number(each.high)}"
     return {
         "figure": title,
         "baseline": show(each.baseline),
         "value": show(each.value),
-        "ratio": f"{each.ratio:.3f}",
+        "ratio": f"{each.ratio:.3f}" if 0.1 <= each.ratio < 100 else units.number(each.ratio),
         "interval": interval,
         "verdict": each.verdict,
     }
@@ -150,6 +153,18 @@ def _signed(show: Callable[[float], str]) -> Callable[[float], str]:
         return f"{'-' if value < 0 else '+'}{show(abs(value))}"
 
     return text
+
+
+def _accuracies(found: Comparison) -> Iterator[str]:
+    """How near the estimators were: what holds for all cases once, the rest by case."""
+    lines = [
+        [f"{QUANTITY_NAMES[name]}: {near(each)}" for name, each in report.accuracy.items()]
+        for report in found.reports
+    ]
+    shared = [line for line in lines[0] if all(line in others for others in lines[1:])]
+    yield from shared
+    for label, own in zip(found.labels, lines, strict=True):
+        yield from (f"{label}, {line}" for line in own if line not in shared)
 
 
 def _assumptions(found: Comparison) -> Iterator[str]:

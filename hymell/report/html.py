@@ -102,13 +102,14 @@ def _table(table: Table) -> Mapping[str, Any]:
 
 
 def _cell(column: Column, row: Row) -> Mapping[str, Any]:
-    """Text, and the value that sorting goes by."""
+    """Text, and the value that sorting goes by, "" where there is none."""
     value, text = row.get(column.key), column.cell(row)
     number = isinstance(value, Real) and not isinstance(value, bool)
     return {
         "text": text,
-        "value": float(value) if number else text,  # type: ignore[arg-type]
+        "value": float(value) if number else "" if value is None else text,  # type: ignore[arg-type]
         "right": column.right,
+        "whole": column.whole and not column.right,
         "code": column.code and value is not None,
         "bar": min(max(float(value or 0.0), 0.0), 1.0) if column.bar else None,
     }

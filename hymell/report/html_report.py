@@ -1,4 +1,4 @@
-"""Pages to send around: a `CostReport` with pictures and every kernel, a `Comparison`."""
+"""Pages to send around: a `CostReport` with pictures and every kernel, a `Comparison`, a sweep."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hymell.report import compare_plot, figures, sweet_spot_plot
+from hymell.report import compare_plot, figures, sweep_plot, sweet_spot_plot
 from hymell.report.compare import compare_view
 from hymell.report.document import Column, Document, Table
 from hymell.report.html import Picture, check_html, to_page
 from hymell.report.listings import KERNEL_COLUMNS, kernel_row
 from hymell.report.summary import report_document
 from hymell.report.svg import page_style, to_svg
+from hymell.report.sweep import WORDS, points_table, sweep_document
 
 if TYPE_CHECKING:
     from hymell.analysis.compare import Comparison
     from hymell.analysis.context_curve import ContextCurve
+    from hymell.analysis.sweep.result import SweepResult
     from hymell.analysis.sweet_spot import SweetSpot
     from hymell.cost_report import CostReport
     from hymell.hardware import Gpu
@@ -104,6 +106,31 @@ def compare_page(found: Comparison, command: str = "") -> str:
         for place, label in enumerate(found.labels[1:])
     ]
     return to_page(compare_view(found).document, pictures, command)
+
+
+def sweep_page(found: SweepResult, command: str = "") -> str:
+    """The HTML of a sweep: its tables, the front as a picture, the points with their intervals.
+
+    Without a second objective, or without a feasible point, there is no picture. Raises HymellError
+    where a package that pages need is missing.
+    """
+    check_html()
+    document = sweep_document(found)
+    pictures = []
+    if len(found.objectives) > 1 and found.front:
+        across, up = (WORDS[objective.column] for objective in found.objectives[:2])
+        pictures.append(
+            drawn(
+                "Points and their front",
+                "front",
+                partial(sweep_plot.figure, found),
+                f"Every feasible point by {across} and {up}; the line is the Pareto front. Colours "
+                f"tell the values of {found.fields[0] if found.fields else 'the engine'}, signs "
+                "the GPUs.",
+            )
+        )
+    whole = Document(document.title, (*document.sections, points_table(found)), document.subtitle)
+    return to_page(whole, pictures, command)
 
 
 def drawn(

@@ -308,12 +308,12 @@ def coverage_lines(report: CostReport) -> tuple[str, ...]:
 
 
 #: What the quantities of `CostReport.accuracy` are called.
-_QUANTITIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "energy_j": "Energy"}
+QUANTITY_NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "energy_j": "Energy"}
 
 
 def accuracy_lines(report: CostReport) -> tuple[str, ...]:
     """How near the very estimators of this report were to models that they had not seen."""
-    lines = [f"{_QUANTITIES[name]}: {_near(found)}" for name, found in report.accuracy.items()]
+    lines = [f"{QUANTITY_NAMES[name]}: {near(found)}" for name, found in report.accuracy.items()]
     if report.intervals:
         lines.append(
             f"in brackets: {report.interval_level:.0%} intervals, from errors on models left out"
@@ -321,7 +321,7 @@ def accuracy_lines(report: CostReport) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _near(found: Accuracy) -> str:
+def near(found: Accuracy) -> str:
     if found.mape is None:
         return f"no interval: {found.note}"
     one = "one GPU" if found.gpus == "one" else "several GPUs"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from hymell.analysis.sweep.points import COSTS, SIZES, WITH_INTERVAL, WORKLOAD
 from hymell.report import units
 from hymell.report.document import Column, Document, Fact, Facts, Notes, Section, Table, View
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Rows of the front that a page shows; JSON has all of them.
 MOST_ROWS = 20
+#: Points that an HTML page lists.
+MOST_POINTS = 1000
 
 _COSTS: Final[tuple[tuple[str, str, Callable[[Any], str]], ...]] = (
     ("parameters", "Params", units.parameters),
@@ -45,10 +48,11 @@ WORDS: Final = {
 
 def sweep_view(found: SweepResult) -> View:
     """Headline, the front, what each value changes, what was skipped; CSV has every row."""
-    return View(_document(found), found.to_dict(), found.rows())
+    return View(sweep_document(found), found.to_dict(), found.rows())
 
 
-def _document(found: SweepResult) -> Document:
+def sweep_document(found: SweepResult) -> Document:
+    """The page of a sweep, without every point."""
     sections: list[Section] = [_headline(found), _front(found)]
     if found.effects:
         sections.append(_effects(found))
@@ -93,8 +97,9 @@ def _headline(found: SweepResult) -> Facts:
         if best.size:
             value = best.min() if objective.sign > 0 else best.max()
             word = "Least" if objective.sign > 0 else "Most"
-            show = _show(objective.column)[1]
-            items.append(Fact(f"{word} {objective.column}", show(value), WORDS[objective.column]))
+            title, show = _show(objective.column)
+            name = title if title.isupper() else title.lower()
+            items.append(Fact(f"{word} {name}", show(value), WORDS[objective.column]))
     return Facts("", tuple(items))
 
 
@@ -110,12 +115,6 @@ def _show(column: str) -> tuple[str, Callable[[Any], str]]:
 
 def _front(found: SweepResult) -> Table:
     shown = found.front[:MOST_ROWS]
-    varying = [
-        Column(name, name, right=name in ("batch", "prompt", "output"))
-        for name in ("gpu", "engine", "batch", "prompt", "output")
-        if len(np.unique(found.columns[name])) > 1
-    ]
-    fields = [Column(field, field, right=True) for field in found.fields]
     costs = [Column(name, title, show, right=True) for name, title, show in _COSTS]
     known = {column.key for column in costs}
     costs += [
@@ -130,7 +129,39 @@ def _front(found: SweepResult) -> Table:
     rows = tuple(found.row(index) for index in shown)
     if not rows:
         note = "no point is feasible"
-    return Table("Pareto front", (*varying, *fields, *costs), rows, note)
+    return Table("Pareto front", (*_axes(found), *costs), rows, note)
+
+
+def _axes(found: SweepResult) -> list[Column]:
+    """What tells a point from others: where it runs, the fields that are set."""
+    varying = [
+        Column(name, name, right=name in WORKLOAD, whole=name not in WORKLOAD)
+        for name in ("gpu", "engine", "batch", "prompt", "output")
+        if len(np.unique(found.columns[name])) > 1
+    ]
+    return [*varying, *(Column(field, field, right=True) for field in found.fields)]
+
+
+def points_table(found: SweepResult) -> Table:
+    """The points, those of the front first, with their intervals."""
+    first = dict.fromkeys(found.front)
+    order = [*first, *(index for index in range(found.points) if index not in first)]
+    shown = order[:MOST_POINTS]
+    columns: list[Column] = [*_axes(found), Column("feasible", "Feasible")]
+    for name in (*SIZES[:1], *COSTS):
+        title, show = _show(name)
+        columns.append(Column(name, title, show, right=True))
+        if name in WITH_INTERVAL:
+            ends = ("low", "high")
+            columns += [Column(f"{name}_{e}", f"{title} {e}", show, right=True) for e in ends]
+    rows = tuple(found.row(index) for index in shown)
+    note = (
+        "those of the front first; low and high: 90% intervals, - where no measured runs say how "
+        "far off such a figure is"
+    )
+    if len(order) > len(shown):
+        note += f"; {len(order) - len(shown):,} more are in --csv and --out"
+    return Table("Points", tuple(columns), rows, note)
 
 
 def _effects(found: SweepResult) -> Table:
@@ -160,6 +191,11 @@ def _change(ratio: float) -> str:
 
 def _assumptions(found: SweepResult) -> Iterator[str]:
     yield from found.assumptions
+    if not np.isnan(found.columns["tpot_s_low"]).all():
+        yield (
+            "90% intervals (*_low and *_high in --csv, --json and --out) are from errors on models "
+            "left out; kernels of sizes beyond their tables widen those of a report, not these"
+        )
     yield "each architecture is traced anew: shapes, FLOPs, bytes and parameters are exact"
     yield (
         "kernels of shapes that nobody measured are priced by the same fitted forms; "

@@ -12,10 +12,12 @@ from hymell.errors import HymellError
 from hymell.report.sweep import WORDS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from hymell.analysis.sweep.result import SweepResult
 
-#: Colours and signs that stay apart for the colour-blind (Okabe and Ito), in order of use.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
+#: Colours and signs that stay apart for the colour-blind (Okabe and Ito), on light and dark.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A800", "#999999")
 _SIGNS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_PANELS = 4
 #: Points drawn of each panel; more would hide each other.
@@ -35,7 +37,14 @@ _UNITS = {
 
 
 def draw_sweep(found: SweepResult, format: str) -> bytes:
-    """The picture in a format of `sweet_spot_plot.FORMATS`.
+    """The picture of `figure` in a format of `sweet_spot_plot.FORMATS`; errors as there."""
+    out = io.BytesIO()
+    figure(found).savefig(out, format=format.removeprefix("."), dpi=130)
+    return out.getvalue()
+
+
+def figure(found: SweepResult) -> Figure:
+    """Points by the first two objectives, and their front.
 
     A panel for each prompt and output length (the first four); colours tell the values of the first
     field, signs the GPUs. Raises HymellError for a sweep with one objective or no feasible point.
@@ -45,20 +54,22 @@ def draw_sweep(found: SweepResult, format: str) -> bytes:
     feasible = np.flatnonzero(found.columns["feasible"])
     if not feasible.size:
         raise HymellError("there is nothing to plot: no point of the sweep is feasible")
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+    ink = rcParams["text.color"]
     lengths = np.stack([found.columns["prompt"], found.columns["output"]], axis=1)
     pairs = np.unique(lengths[feasible], axis=0)[:_MOST_PANELS]
     colour = found.fields[0] if found.fields else "engine"
     columns = 1 if len(pairs) == 1 else 2
     rows = -(-len(pairs) // columns)
-    figure = Figure(figsize=(1 + 5.5 * columns, 0.8 + 4.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).reshape(-1)
+    made = Figure(figsize=(1 + 5.5 * columns, 0.8 + 4.2 * rows), layout="constrained")
+    panels = made.subplots(rows, columns, squeeze=False).reshape(-1)
     values, gpus = _kinds(found, colour), _kinds(found, "gpu")
     for panel, pair in zip(panels, pairs, strict=False):
         here = feasible[(lengths[feasible] == pair).all(axis=1)]
-        _panel(panel, found, here, pair, colour, values, gpus)
+        _panel(panel, found, here, pair, colour, values, gpus, ink)
     for panel in panels[len(pairs) :]:
         panel.set_visible(False)
     handles = [
@@ -70,12 +81,10 @@ def draw_sweep(found: SweepResult, format: str) -> bytes:
             Line2D([], [], ls="", marker=_at(_SIGNS, i), color="grey", label=str(gpu))
             for i, gpu in enumerate(gpus)
         ]
-    handles.append(Line2D([], [], color="black", lw=1, label="Pareto front"))
-    figure.suptitle(f"{found.model}: {found.points:,} points")
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
-    out = io.BytesIO()
-    figure.savefig(out, format=format.removeprefix("."), dpi=130)
-    return out.getvalue()
+    handles.append(Line2D([], [], color=ink, lw=1, label="Pareto front"))
+    made.suptitle(f"{found.model}: {found.points:,} points")
+    made.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
+    return made
 
 
 def _kinds(found: SweepResult, name: str) -> list[Any]:
@@ -94,7 +103,10 @@ def _panel(
     colour: str,
     values: list[Any],
     gpus: list[Any],
+    ink: str,
 ) -> None:
+    from matplotlib.ticker import LogFormatter
+
     across, up = found.objectives[:2]
     x, y = _scaled(found, across.column), _scaled(found, up.column)
     drawn = rows[:: max(1, len(rows) // _MOST_POINTS)]
@@ -107,9 +119,12 @@ def _panel(
             )
     front = [row for row in found.front if row in set(rows.tolist())]
     order = sorted(front, key=lambda row: float(x[row]))
-    panel.plot(x[order], y[order], color="black", lw=1, drawstyle="steps-post", zorder=0)
+    panel.plot(x[order], y[order], color=ink, lw=1, drawstyle="steps-post", zorder=0)
     label = [f"{WORDS[o.column]}, {_UNITS[o.column][1]}" for o in (across, up)]
     panel.set(xscale="log", yscale="log", xlabel=label[0], ylabel=label[1])
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     panel.set_title(f"prompt {pair[0]}, output {pair[1]}", fontsize=10)
     panel.grid(alpha=0.3, which="both", lw=0.4)
 

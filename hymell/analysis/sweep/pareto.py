@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -169,9 +170,10 @@ def _mean_ratio(values: Column, references: Column) -> float:
 
 
 def row_of(columns: Mapping[str, Column], index: int) -> dict[str, Any]:
-    """A row as plain Python values."""
+    """A row as plain Python values, None for what is not a number: an interval nobody measured."""
     found = {}
     for name, values in columns.items():
         value = values[index]
-        found[name] = value.item() if isinstance(value, np.generic) else value
+        plain = value.item() if isinstance(value, np.generic) else value
+        found[name] = None if isinstance(plain, float) and math.isnan(plain) else plain
     return found

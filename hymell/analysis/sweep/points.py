@@ -15,6 +15,7 @@ from hymell.analysis.sweep.axes import Plain
 from hymell.analysis.sweep.expressions import Expression, parse
 from hymell.errors import HymellError
 from hymell.estimators.base import Deployment
+from hymell.estimators.bounded import intervals
 from hymell.estimators.calibrated import Calibrated, choose
 from hymell.estimators.eager import in_eager
 from hymell.estimators.level1.roofline import Roofline
@@ -40,6 +41,9 @@ COSTS: Final = (
     "energy_per_output_token_j",
     "memory_bytes",
 )
+#: Costs that have a 90% interval where whole runs were measured; its ends, NaN where none were.
+WITH_INTERVAL: Final = ("ttft_s", "tpot_s", "latency_s", "energy_j")
+BOUNDS: Final = tuple(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
 #: What holds of a row: it fits the GPU, the model was made for its length, constraints are met too.
 TRUTHS: Final = ("fits", "in_context", "feasible")
 SIZES: Final = ("parameters", "active_parameters")
@@ -133,7 +137,7 @@ def _columns(setup: Setup, tracer: Tracer, task: Task) -> dict[str, Column]:
     columns["parameters"] = np.full(rows, facts.parameters)
     columns["active_parameters"] = np.full(rows, facts.active_parameters)
     columns |= _places(setup)
-    for name in (*COSTS, "fits"):
+    for name in (*COSTS, *BOUNDS, "fits"):
         columns[name] = np.concatenate([part[name] for part in parts])
     longest = np.inf if facts.max_context is None else facts.max_context
     columns["in_context"] = columns["prompt"] + columns["output"] <= longest
@@ -249,9 +253,21 @@ def _priced(setup: Setup, model: Deployment) -> dict[str, Column]:
     costs = price_grid(model, setup.batches, setup.prompts, setup.outputs)
     lengths = (setup.batches, setup.prompts, setup.outputs)
     grid = np.meshgrid(*(np.array(v, dtype=np.float64) for v in lengths), indexing="ij")
-    memory, fits = memory_of(model, *(values.reshape(-1) for values in grid))
+    workloads = [values.reshape(-1) for values in grid]
+    memory, fits = memory_of(model, *workloads)
     columns = {name: values.reshape(-1) for name, values in costs.items()}
-    return {**columns, "memory_bytes": memory, "fits": fits}
+    return {**columns, **_bounds(model, columns, workloads), "memory_bytes": memory, "fits": fits}
+
+
+def _bounds(
+    model: Deployment, costs: Mapping[str, Column], workloads: Sequence[Column]
+) -> dict[str, Column]:
+    """The columns of `BOUNDS`; ranges of kernels are not looked at, as in `predict.price`."""
+    decode_s = costs["latency_s"] - costs["ttft_s"]
+    found = intervals(model, {**costs, "decode_time_s": decode_s}, *workloads)
+    nothing = np.full(len(decode_s), np.nan)
+    ends = (end for name in WITH_INTERVAL for end in found.get(name, (nothing, nothing)))
+    return dict(zip(BOUNDS, ends, strict=True))
 
 
 def _places(setup: Setup) -> dict[str, Column]:
@@ -284,4 +300,4 @@ def joined(parts: Sequence[Mapping[str, Column]], order: Sequence[str]) -> dict[
 
 def table_order(fields: Sequence[str]) -> tuple[str, ...]:
     """The columns of a sweep's table."""
-    return ("architecture", *fields, *SIZES, "gpu", "engine", *WORKLOAD, *COSTS, *TRUTHS)
+    return ("architecture", *fields, *SIZES, "gpu", "engine", *WORKLOAD, *COSTS, *BOUNDS, *TRUTHS)

@@ -86,6 +86,7 @@ class Plan:
             "trials": self.trials,
             "seed": self.seed if self.drawn else None,
             "extras": self.extras,
+            "columns": table_order(self.setup.fields),
         }
         return hashlib.sha256(
             json.dumps(content, sort_keys=True, default=repr).encode()
@@ -141,6 +142,8 @@ def run(
     columns = joined([o.columns for o in found], order)
     why = reasons([o.reason for o in found if o.reason])
     if not columns:
+        if len(found) == 1:
+            raise HymellError(f"the architecture cannot be priced: {why[0].example}")
         raise HymellError(
             f"none of the {len(found)} architectures can be priced; {why[0].count} of them "
             f"because: {why[0].example}"

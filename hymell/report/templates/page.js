@@ -2,7 +2,7 @@
 const value = (row, column) => row.cells[column].dataset.value;
 const order = (a, b) => {
   const [x, y] = [Number(a), Number(b)];
-  if (a !== "" && b !== "" && !Number.isNaN(x) && !Number.isNaN(y)) return x - y;
+  if (!Number.isNaN(x) && !Number.isNaN(y)) return x - y;
   return a.localeCompare(b, "en", { numeric: true });
 };
 for (const table of document.querySelectorAll("table")) {
@@ -16,7 +16,12 @@ for (const table of document.querySelectorAll("table")) {
       for (const other of heads) other.setAttribute("aria-sort", "none");
       head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
       const rows = [...table.tBodies[0].rows];
-      rows.sort((a, b) => (ascending ? 1 : -1) * order(value(a, column), value(b, column)));
+      // A cell without a value comes last either way.
+      rows.sort((a, b) => {
+        const [x, y] = [value(a, column), value(b, column)];
+        if (x === "" || y === "") return (x === "") - (y === "");
+        return (ascending ? 1 : -1) * order(x, y);
+      });
       table.tBodies[0].append(...rows);
     });
   });
