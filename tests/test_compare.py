@@ -208,16 +208,18 @@ def test_bad_input_ends_in_one_sentence(
 BASE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
     "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
     "vocab_size": 32000,
     "torch_dtype": "bfloat16",
 }
 
 
+#: Weights of the matrices of a layer: query and output, key and value, feed-forward.
+LINEAR = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 
 
@@ -234,11 +236,10 @@ def test_two_revisions_of_one_repo(hub: HubStandIn, capsys: pytest.CaptureFixtur
     labels = [case["label"] for case in found["cases"]]
     assert labels == [f"org/m@{old}", "org/m@main"]
     differences = {d["quantity"]: d for d in found["differences"]}
-    # 24 layers more: attention and feed-forward, 2 norms.
-    layer = 2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096 + 2 * 1024
+    layer = LINEAR + 2 * 4096  # two norms
     memory = differences["memory_bytes"]
     assert memory["verdict"] == "more"
-    cache = 24 * 2 * 256 * 2 * (1024 + 128 - 1)  # nothing follows the last token
+    cache = 24 * 2 * 1024 * 2 * (1024 + 128 - 1)  # nothing follows the last token
     assert memory["value"] - memory["baseline"] == pytest.approx(24 * layer * 2 + cache)
     assert differences["tpot_s"]["ratio"] > 1.1
     steps = {(step["phase"], step["part"]) for step in found["by_block"]}
@@ -274,6 +275,5 @@ def test_a_base_and_its_quantised_checkpoint(
     assert differences["memory_bytes"]["verdict"] == "less"
     weights = [case["memory"]["weights_bytes"] for case in found["cases"]]
     # Linear layers of 8 blocks lose a byte per weight; embeddings, head and norms keep both.
-    linear = 8 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096)
-    assert weights[0] - weights[1] == pytest.approx(linear, rel=0.01)
+    assert weights[0] - weights[1] == pytest.approx(8 * LINEAR, rel=0.01)
     assert differences["tpot_s"]["ratio"] < 1
