@@ -630,3 +630,49 @@ def test_starting_up_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "0 []\n"
+
+
+# --- stdout that takes nothing ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize(
+    "arguments",
+    [("report", "llama-3-8b"), ("report", "llama-3-8b", "--json"), ("--version",), ("gpus",)],
+)
+def test_a_full_disk_behind_stdout_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "hymell", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert found.returncode == 2
+    (line,) = found.stderr.strip().splitlines()
+    assert "No space left on device" in line
+
+
+def _with_closed(descriptor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = f'exec "$0" -m hymell "$@" {descriptor}'
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, *arguments], capture_output=True, text=True
+    )
+
+
+def test_a_closed_stdout_is_one_sentence_and_no_hindrance_to_a_file(tmp_path: Path) -> None:
+    found = _with_closed(">&-", "report", "llama-3-8b")
+    assert found.returncode == 2
+    assert (
+        found.stderr == "hymell: cannot write to stdout: it is closed; name a file with -o FILE\n"
+    )
+    file = tmp_path / "report.txt"
+    assert _with_closed(">&-", "report", "llama-3-8b", "-o", str(file)).returncode == 0
+    assert "TTFT" in file.read_text()
+
+
+def test_a_closed_stderr_hinders_nothing() -> None:
+    found = _with_closed("2>&-", "report", "llama-3-8b")
+    assert found.returncode == 0
+    assert "TTFT" in found.stdout
+    assert _with_closed("2>&-", "report", "llama-3-8b", "--gpu", "no-such").returncode == 2

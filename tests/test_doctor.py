@@ -126,3 +126,11 @@ def test_a_shell_is_offered_names_and_heavy_packages_stay_away() -> None:
     )
     assert done.stdout.split() == ["h200-sxm"]
     assert done.stderr.endswith("False")
+
+
+def test_the_page_names_what_was_fitted_on_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+    out = capsys.readouterr().out
+    for gpu, engine, version in machine.inspect().systems:
+        (line,) = (row for row in out.splitlines() if row.startswith(f"{gpu} "))
+        assert f"{engine} {version}" in line

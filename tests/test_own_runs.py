@@ -595,3 +595,11 @@ def test_the_page_speaks_of_the_widths_that_are_used() -> None:
     found = json.loads(text)
     assert found["held_out_systems"]["widths"]["shipped"] == WIDTHS
     assert found["reports"]["energy_width"]["shipped"] == ENERGY_WIDTH
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_another_separator_is_named(tmp_path: Path, separator: str) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(separator.join(("model", "gpu", "engine", "prompt", "output", "batch")) + "\n")
+    with pytest.raises(HymellError, match="separate them by commas"):
+        read_runs(file)

@@ -38,7 +38,15 @@ NEEDED: Final = (
 )
 
 #: What parts of it need: package to the extra that installs it.
-OPTIONAL: Final = {"scipy": "calibrate", "pyarrow": "calibrate", "matplotlib": "plots"}
+OPTIONAL: Final = {
+    "scipy": "calibrate",
+    "pyarrow": "calibrate",
+    "matplotlib": "plots",
+    "jinja2": "html",
+    "joblib": "sweep",
+    "optuna": "sweep",
+    "ray": "ray",
+}
 
 _SMI: Final = "nvidia-smi"
 _SMI_SECONDS: Final = 20

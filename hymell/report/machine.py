@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from hymell.analysis.machine import Board, Machine, Package
 from hymell.report import units
 from hymell.report.document import Column, Document, Fact, Facts, Notes, Section, Table, View
 
+_SYSTEMS = (Column("gpu", "GPU", whole=True), Column("fitted", "Engine and version"))
 _BOARDS = (
     Column("name", "GPU", whole=True),
     Column("memory_mib", "MiB", units.count, right=True),
@@ -34,6 +36,7 @@ def machine_view(machine: Machine) -> View:
     }
     sections: list[Section] = [
         Facts("", _facts(machine)),
+        Table("Systems", _SYSTEMS, tuple(_by_gpu(machine.systems))),
         Facts("Packages", tuple(map(_package, machine.packages))),
     ]
     if machine.boards:
@@ -55,7 +58,7 @@ def _facts(machine: Machine) -> tuple[Fact, ...]:
             f"{units.count(machine.cache.entries)} graphs, {units.data(machine.cache.bytes)}",
         ),
         Fact("Calibrations", str(len(machine.calibrations)), f"of {gpus} GPUs: hymell accuracy"),
-        Fact("Systems", str(len(machine.systems)), _named(machine.systems)),
+        Fact("Systems", str(len(machine.systems)), "engines fitted on whole runs, below"),
         Fact("GPUs here", str(len(machine.boards)), "" if machine.boards else "none found"),
         Fact(
             "Measurements",
@@ -66,8 +69,11 @@ def _facts(machine: Machine) -> tuple[Fact, ...]:
     )
 
 
-def _named(systems: tuple[tuple[str, str, str], ...]) -> str:
-    return ", ".join(f"{engine} {version} on {gpu}" for gpu, engine, version in systems)
+def _by_gpu(systems: tuple[tuple[str, str, str], ...]) -> Iterator[dict[str, str]]:
+    """The engines with their versions that were fitted on each GPU."""
+    for gpu in sorted({gpu for gpu, _, _ in systems}):
+        fitted = ", ".join(f"{engine} {version}" for on, engine, version in systems if on == gpu)
+        yield {"gpu": gpu, "fitted": fitted}
 
 
 def _package(package: Package) -> Fact:

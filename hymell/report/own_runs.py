@@ -29,10 +29,21 @@ _COLUMNS = (
     Column("step_s", "per step", _added, right=True),
     Column("sequence_s", "per sequence", _added, right=True),
     Column("energy", "Energy", _factor, right=True),
-    Column("errors", "Error before -> after", whole=True),
 )
 
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency", "energy": "energy"}
+_ERRORS = (
+    Column("name", "Name", whole=True, code=True),
+    Column("configuration", "Configuration"),
+    *(
+        Column(name, title, right=True)
+        for name, title in (
+            ("ttft", "TTFT"),
+            ("tpot", "TPOT"),
+            ("latency", "Latency"),
+            ("energy", "Energy"),
+        )
+    ),
+)
 
 _NOTE = (
     "errors are mean absolute errors in % of what was measured; after: each run by offsets fitted "
@@ -43,9 +54,11 @@ _NOTE = (
 def runs_view(saved: Sequence[SavedRuns]) -> View:
     """One row per configuration of each name."""
     records = [record for each in saved for record in _records(each)]
-    rows = tuple({**record, "errors": _errors(record)} for record in records)
-    sections: tuple[Section, ...] = (Table("", _COLUMNS, rows, _NOTE),)
-    if not rows:
+    sections: tuple[Section, ...] = (
+        Table("Offsets", _COLUMNS, tuple(records)),
+        Table("Errors before -> after", _ERRORS, tuple(map(_errors, records)), _NOTE),
+    )
+    if not records:
         sections = (Notes("", ("none are kept; `hymell runs add NAME FILE` keeps some",)),)
     return View(Document("Own runs", sections), {"runs": records}, records)
 
@@ -71,9 +84,10 @@ def _record(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _errors(record: dict[str, Any]) -> str:
+def _errors(record: dict[str, Any]) -> dict[str, str]:
     after = record["error_after"]
-    return ", ".join(
-        f"{_NAMES[name]} {before:.1f}" + (f" -> {after[name]:.1f}" if name in after else "")
+    errors = {
+        name: f"{before:.1f}" + (f" -> {after[name]:.1f}" if name in after else "")
         for name, before in record["error_before"].items()
-    )
+    }
+    return {"name": record["name"], "configuration": record["configuration"], **errors}
