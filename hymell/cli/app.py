@@ -99,6 +99,8 @@ def _run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(app)
         status = command.main(args=arguments, prog_name="hymell", standalone_mode=False)
+        if status == INTERRUPTED:  # typer has caught the KeyboardInterrupt
+            raise KeyboardInterrupt
         return int(status or 0)
     except OutputClosedError:
         raise
