@@ -628,6 +628,16 @@ def test_an_interval_that_nobody_measured_is_empty(run: Run, config_file: Path) 
     assert json.loads(out)["front"][0]["tpot_s_low"] is None
 
 
+def test_a_plot_that_cannot_be_drawn_loses_no_answer(
+    run: Run, config_file: Path, tmp_path: Path
+) -> None:
+    nothing = ("--constraint", "tpot_ms < 0", "--plot", str(tmp_path / "front.png"))
+    status, out, err = run(str(config_file), *nothing)
+    assert status == 2
+    assert "no point of the sweep is feasible" in err
+    assert "Points" in out
+
+
 def test_the_plot_is_drawn(run: Run, config_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "front.png"
     status, _, _ = run(
@@ -659,6 +669,7 @@ def test_the_plot_is_drawn(run: Run, config_file: Path, tmp_path: Path) -> None:
         (("--out", "points.csv"), "a table is a .parquet file"),
         (("--html", "/no/such/folder/x.html"), "its folder does not exist"),
         (("--plot", "front.txt"), "a plot is a"),
+        (("--plot", "front.png", "--pareto", "tpot"), "a plot needs two objectives"),
         (("--set", "hidden_size=1..10000", "--set", "vocab_size=1..10000"), "--sample"),
     ],
 )

@@ -161,11 +161,11 @@ def attention(
         )
     if strict:
         require_understood(f"{found.variant} in {found.model}", list(found.not_understood))
+    emit(attention_view(found), destination)
     if plot is not None:
         from hymell.report.attention_plot import draw_attention
 
         write_file(plot, draw_attention(found, plot.suffix.lower()))
-    emit(attention_view(found), destination)
     for check_ in found.failed:
         print(f"hymell: {found.variant}: {check_.name} FAILED: {check_.remark}", file=sys.stderr)
     return 1 if found.failed else 0

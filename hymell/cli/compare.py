@@ -143,6 +143,7 @@ def compare(
         for report in found.reports:
             require_understood(report.model, [op for op, _, _ in report.coverage.unknown])
     met = broken(found, conditions)
+    emit(compare_view(found), destination)
     if plot is not None:
         from hymell.report.compare_plot import draw
 
@@ -151,7 +152,6 @@ def compare(
         from hymell.report.html_report import compare_page
 
         write_page(html, compare_page(found, command_line()))
-    emit(compare_view(found), destination)
     for each in met:
         print(f"hymell: {each.message}", file=sys.stderr)
     return 1 if met else 0

@@ -185,6 +185,8 @@ def sweep(
     values = parse_set(set_ or [])
     check_plot(plot)
     check_pages(html, None)
+    if plot is not None and len(_names("pareto", pareto if optimize is None else optimize)) < 2:
+        raise HymellError("a plot needs two objectives, e.g. --pareto tpot,energy_per_token")
     if out is not None and out.suffix != ".parquet":
         raise HymellError(f"a table is a .parquet file, not {str(out)!r}; --csv prints CSV")
     from hymell import api
@@ -219,6 +221,7 @@ def sweep(
             revision=revision,
             report=bar,
         )
+    emit(sweep_view(found), destination)
     if plot is not None:
         from hymell.report.sweep_plot import draw_sweep
 
@@ -227,7 +230,6 @@ def sweep(
         from hymell.report.html_report import sweep_page
 
         write_page(html, sweep_page(found, command_line()))
-    emit(sweep_view(found), destination)
     if out is not None:
         kept = f", {found.resumed} of its architectures from before" if found.resumed else ""
         print(f"hymell: {found.points} rows in {out}{kept}", file=sys.stderr)

@@ -29,7 +29,7 @@ _UNITS = {
     "latency_s": (1.0, "s"),
     "tokens_per_s": (1.0, "1/s"),
     "energy_j": (1.0, "J"),
-    "energy_per_output_token_j": (1.0, "J"),
+    "energy_per_output_token_j": (1e3, "mJ"),
     "memory_bytes": (1e-9, "GB"),
     "parameters": (1e-9, "billions"),
     "active_parameters": (1e-9, "billions"),
