@@ -128,9 +128,9 @@ def lines(part: Part, records: Sequence[Record]) -> Iterator[str]:
         )
 
 
-def _percent(mape: float) -> str:
+def _percent(mape: float | None) -> str:
     """An unbounded net's error may be anything; how large it is beyond 1000% tells nothing."""
-    return f"{mape:.1f}" if mape < _MOST else f"over {_MOST:,}"
+    return f"{mape:.1f}" if mape is not None and mape < _MOST else f"over {_MOST:,}"
 
 
 def _time(record: Record) -> str:

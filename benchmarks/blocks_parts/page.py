@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Final
 
 from blocks_parts.judge import ANALYTICAL, ESTIMATORS, MLP, OURS, SHEET, SUM
@@ -170,7 +171,11 @@ def _stages(results: Sequence[Result], split: str) -> Iterator[str]:
 
 
 def records(results: Sequence[Result]) -> list[Record]:
-    """All records, by estimator in the order of the tables."""
+    """All records, by estimator in the order of the tables; null: an error beyond all numbers."""
     order = {name: place for place, name in enumerate(ESTIMATORS)}
-    found = [record for result in results for record in result.records]
+    found = [
+        {name: None if value in (inf, -inf) else value for name, value in record.items()}
+        for result in results
+        for record in result.records
+    ]
     return sorted(found, key=lambda r: (r["hold_out"], r["set"], r["gpu"], order[r["estimator"]]))
