@@ -20,7 +20,7 @@ from pathlib import Path
 
 from systems.campaigns import SPECS
 from systems.page import page
-from systems.results import Result, judged
+from systems.results import Result, judged, not_lent
 
 from hymell.errors import HymellError
 from hymell.estimators.level3.system import save, shipped_system, system_file
@@ -43,8 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
                 print(spec.name, file=sys.stderr, flush=True)
                 before = [system for result in found for system in result.systems]
                 found.append(judged(spec, chosen.cache, before))
-                if chosen.ship:
-                    _ship(found[-1])
+        found = not_lent(found)
+        if chosen.ship:
+            for result in found:
+                _ship(result)
     except HymellError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -57,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ship(result: Result) -> None:
-    """Write the systems, before campaigns that they are tried on; drop what is not supported."""
+    """Write the systems; drop what is not supported."""
     for (gpu, engine), version in result.unfit:
         system_file(engine, gpu, version).unlink(missing_ok=True)
     for system in result.systems:

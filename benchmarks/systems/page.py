@@ -198,7 +198,8 @@ _TRANSFERS = (COMPOSED, ABROAD, SIBLING, FITTED)
 
 def _elsewhere(results: Sequence[Result]) -> Iterator[str]:
     yield "Other versions, other loads: what the coefficients of 2024 make of campaigns that they"
-    yield "were not fitted on; MAPE in %, with the bias."
+    yield "were not fitted on; MAPE in %, with the bias. A GPU without its own borrows a relative's"
+    yield "here; reports borrow only those that did better than the composition on every relative."
     yield ""
     yield "| runs | GPU | engine | n | composition | of 2024 |"
     yield "|---|---|---|---|---|---|"

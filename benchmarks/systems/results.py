@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hymell.errors import HymellError
-from hymell.estimators.calibrated import system_for
+from hymell.estimators.calibrated import relatives
 from hymell.estimators.level3.system import System
 from hymell.estimators.level3.terms import MULTIPLIERS, TERMS, total
 from hymell.hardware import load_gpu
@@ -71,7 +70,7 @@ def judged(spec: Spec, cache: Path, earlier: Sequence[System] = ()) -> Result:
     for cell, predicted in found.items():
         runs = campaign.runs.take(campaign.cells[cell])
         version = spec.version_of(runs.labels)
-        shipped = None if spec is ARGONNE else _shipped(cell, runs)
+        shipped = None if spec is ARGONNE else _shipped(cell, runs, earlier)
         records += _records(
             spec, cell, runs, predicted | ({SHIPPED: shipped} if shipped is not None else {})
         )
@@ -144,16 +143,56 @@ def _carries(system: System, campaign: Campaign, found: Predictions) -> bool:
     return bool(tried) and all(tried)
 
 
-def _shipped(cell: Cell, runs: Runs) -> Array | None:
-    """What a report under the engine of 2024 says of runs, none of which are in its fit.
+def _lender(cell: Cell, earlier: Sequence[System]) -> System | None:
+    """The system of 2024 of a GPU, or of its nearest relative of one kernel family."""
+    homes = {
+        system.gpu: system
+        for system in earlier
+        if system.version == ARGONNE.version
+        and kernels((system.gpu, system.engine)) == kernels(cell)
+    }
+    nearest = relatives(load_gpu(cell[0]), sorted(homes))
+    return homes.get(cell[0]) or (homes[nearest[0]] if nearest else None)
+
+
+def not_lent(results: Sequence[Result]) -> list[Result]:
+    """The results, no system lent that did worse than the plain composition on any relative.
+
+    Siblings of a system's own campaign were looked at already; here are GPUs of other campaigns.
+    """
+    systems = [system for result in results for system in result.systems]
+    worse = set()
+    for result in results:
+        by_line: dict[tuple[str, Cell], dict[str, float]] = {}
+        for record in result.records:
+            key = record["set"], (record["gpu"], record["library"])
+            by_line.setdefault(key, {})[record["estimator"]] = record["mape"]
+        for (_, cell), mapes in by_line.items():
+            lender = _lender(cell, systems) if SHIPPED in mapes else None
+            if lender is not None and lender.gpu != cell[0] and mapes[SHIPPED] >= mapes[COMPOSED]:
+                worse.add((lender.gpu, lender.engine, lender.version))
+    return [
+        replace(
+            result,
+            systems=[
+                replace(system, transfers=False)
+                if (system.gpu, system.engine, system.version) in worse
+                else system
+                for system in result.systems
+            ],
+        )
+        for result in results
+    ]
+
+
+def _shipped(cell: Cell, runs: Runs, earlier: Sequence[System]) -> Array | None:
+    """What the system of 2024, its own or lent, says of runs, none of which are in its fit.
 
     A report's time per token has no prefill of other requests in it.
     """
-    try:
-        system = system_for(load_gpu(cell[0]), cell[1], ARGONNE.version)
-    except HymellError:
+    system = _lender(cell, earlier)
+    if system is None:
         return None
-    assert system is not None
     values = {name: system.value(name) for name in TERMS}
     served = (runs.labels["what"] == "tpot").to_numpy()
     return total({**runs.terms, "prefill": np.where(served, 0.0, runs.terms["prefill"])}, values)

@@ -28,7 +28,7 @@ from hymell.estimators.base import (
 )
 from hymell.estimators.calibration import Calibration
 from hymell.estimators.fitted import Found, find_fitted, is_stock, native, own, predict_rows
-from hymell.estimators.fitted_energy import FittedEnergy
+from hymell.estimators.fitted_energy import FittedEnergy, like_power
 from hymell.estimators.level1.device import Device
 from hymell.estimators.level1.roofline import Roofline
 from hymell.estimators.level2.shipped import BlockEstimates, shipped_blocks
@@ -242,17 +242,26 @@ def _systems(gpu: Gpu, engine: str) -> Iterator[System]:
 
 
 def energies_for(gpu: Gpu) -> Energies | None:
-    """The shipped energies of this GPU or its nearest relative of one kernel family."""
+    """The shipped energies of this GPU or its nearest relative of one kernel family.
+
+    A relative is a board of about the same power limit with the same kind of memory: what was seen
+    to carry over (A100 of 40 GB to 80 GB) says nothing of others.
+    """
     homes = fitted_energies()
     if gpu.name in homes and is_stock(gpu, gpu.name):
         return shipped_energies(gpu.name)
     family = Device.of(gpu).family
     for name in relatives(gpu, homes):
-        found = shipped_energies(name)
-        near = Device.of(load_gpu(name)).family == family
+        found, home = shipped_energies(name), load_gpu(name)
+        near = Device.of(home).family == family and _alike(gpu, home)
         if found is not None and found.transfers and near:
             return replace(found, transferred=True)
     return None
+
+
+def _alike(a: Gpu, b: Gpu) -> bool:
+    """Boards of like power with memory of one kind (HBM2 and HBM2e are one, GDDR6 is another)."""
+    return like_power(a, b) and a.memory_type[:3] == b.memory_type[:3]
 
 
 def relatives(gpu: Gpu, names: Sequence[str]) -> list[str]:

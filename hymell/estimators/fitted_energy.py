@@ -70,6 +70,9 @@ class FittedEnergy:
 
 
 def _alike(a: Gpu, b: Gpu) -> bool:
-    ratio = a.tdp_w / b.tdp_w
-    same = Device.of(a).family == Device.of(b).family != "other"
-    return same and 1 / _ALIKE_TDP <= ratio <= _ALIKE_TDP
+    return Device.of(a).family == Device.of(b).family != "other" and like_power(a, b)
+
+
+def like_power(a: Gpu, b: Gpu) -> bool:
+    """Whether the power limits of two boards are near enough for one to say how the other draws."""
+    return 1 / _ALIKE_TDP <= a.tdp_w / b.tdp_w <= _ALIKE_TDP
