@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from math import isfinite
 from typing import Any, Final
 
 from blocks_parts.judge import ANALYTICAL, ESTIMATORS, MLP, OURS, SHEET, SUM
@@ -174,7 +174,10 @@ def records(results: Sequence[Result]) -> list[Record]:
     """All records, by estimator in the order of the tables; null: an error beyond all numbers."""
     order = {name: place for place, name in enumerate(ESTIMATORS)}
     found = [
-        {name: None if value in (inf, -inf) else value for name, value in record.items()}
+        {
+            name: None if isinstance(value, float) and not isfinite(value) else value
+            for name, value in record.items()
+        }
         for result in results
         for record in result.records
     ]
