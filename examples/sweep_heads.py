@@ -1,4 +1,4 @@
-"""HYMELL's question: what do twice the attention heads cost, and which number costs least energy?"""
+"""What do twice the attention heads cost, and which number of them costs least energy?"""
 
 from __future__ import annotations
 
