@@ -86,7 +86,7 @@ Errors are % of the measured time.
   which multipliers share a value and how firm the priors are was chosen without it too, by leaving
   out one by one the models that remained.
 - **with MLP**: the same with a network on top that may change it by 22% at most, trained without
-  the model too. It is kept for a model where it is nearer on all, and on the models that remain.
+  the model too. It is kept for a model where it is nearer on the models that remain.
 
 Median to bias are those of the fitted system; * misses its goal. A line with one run per
 configuration measured takes that run's difference or ratio for the others, and does not judge it.

@@ -19,7 +19,7 @@ from hymell.hardware import load_gpu
 from systems import judge as judging
 from systems.campaigns import Spec
 from systems.judge import Campaign, Cell, Form
-from systems.rows import Array, Runs
+from systems.rows import Array
 
 SHEET, COMPOSED, FITTED = "data sheet", "level-1 composition", "fitted system"
 #: Kernels alone, by the analytical forms without corrections: in the spirit of AMALI and LIFE.
@@ -117,11 +117,8 @@ def _of(campaign: Campaign, cell: Cell) -> dict[str, Array]:
     groups = campaign.group[campaign.cells[cell]]
     if len(np.unique(groups)) > 1:
         held, corrected = campaign.held_out(cell), campaign.with_network(cell)
-        kept = np.zeros(len(groups), dtype=bool)
-        if _error(corrected, runs) < _error(held, runs):
-            # Only then is it worth asking what the other models would have said.
-            helps = {g: campaign.network_helps(cell, str(g)) for g in np.unique(groups)}
-            kept = np.array([bool(helps[g]) for g in groups])
+        helps = {g: campaign.network_helps(cell, str(g)) for g in np.unique(groups)}
+        kept = np.array([bool(helps[g]) for g in groups])
         found |= {FITTED: held, NETWORK: corrected, KEPT: np.where(kept, corrected, held)}
         found |= {UNBOUNDED: campaign.networks_alone(cell)}
     others = [c for c in campaign.cells if c != cell and c[1] == cell[1]]
@@ -131,10 +128,6 @@ def _of(campaign: Campaign, cell: Cell) -> dict[str, Array]:
         if away is not None:
             found[name] = away
     return found
-
-
-def _error(predicted_s: Array, runs: Runs) -> float:
-    return float(np.abs(predicted_s / runs.time_s - 1).mean())
 
 
 def kernels(cell: Cell) -> tuple[str, str]:
