@@ -7,15 +7,16 @@ whole: prompts and all output tokens.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from systems.keeping import kept, state_of
 from systems.rows import TWINS
 
 import hymell
@@ -30,7 +31,6 @@ from hymell.estimators.rollup import PhaseTotals, decode_totals, prefill_totals
 from hymell.graph import OpGraph
 from hymell.hardware import Gpu, find_gpu
 from hymell.measure.e2e import read_runs
-from hymell.measure.location import locate
 from hymell.op_registry.engines import get_engine
 from hymell.workload import AS_STORED, Parallel, Precision
 
@@ -143,27 +143,12 @@ class Left:
 
 def load(name: str, cache: Path) -> tuple[Runs, list[Left]]:
     """The runs of a set with a measured energy, from ``cache`` where nothing has changed."""
-    file = cache / f"{name}-{state(name)}.pkl"
-    if file.is_file():
-        # Written by this program into its own build folder.
-        kept: tuple[Runs, list[Left]] = pd.read_pickle(file)
-        return kept
-    made = _make(name)
-    cache.mkdir(parents=True, exist_ok=True)
-    pd.to_pickle(made, file)
-    return made
+    return kept(cache / f"{name}-{state(name)}.pkl", partial(_make, name))
 
 
 def state(name: str) -> str:
     """Of everything that work and prices follow from: the set, data sheets and code."""
-    package = Path(hymell.__file__).parent
-    found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
-    for path in sorted(package.rglob("*")):
-        apart = _APART & set(path.relative_to(package).parts)
-        if path.suffix in (".py", ".json", ".safetensors") and not apart:
-            found.update(path.name.encode() + path.read_bytes())
-    found.update(Path(__file__).read_bytes())
-    return found.hexdigest()[:16]
+    return state_of(name, _APART, __file__)
 
 
 def measured(name: str) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from systems import judge
 from systems import rows as system_rows
 from systems.campaigns import SPECS
 from systems.judge import Campaign
+from systems.keeping import kept
 
 from energies.rows import KERNELS, SERVED, Array, Runs, measured, state
 
@@ -67,13 +68,7 @@ def _held_out(name: str, cache: Path) -> pd.DataFrame | None:
     if name not in (*SERVED, "splitwise", "argonne_power"):
         return None
     file = cache / f"times-{name}-{_state(name)}.pkl"
-    if file.is_file():
-        # Written by this program into its own build folder.
-        kept: pd.DataFrame = pd.read_pickle(file)
-        return kept
-    made = pd.concat(_predictions(name, cache), ignore_index=True)
-    pd.to_pickle(made, file)
-    return made
+    return kept(file, lambda: pd.concat(_predictions(name, cache), ignore_index=True))
 
 
 def _state(name: str) -> str:

@@ -6,9 +6,9 @@ output token, which is that of the decode step at the mean context.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +30,9 @@ from hymell.estimators.rollup import decode_totals, prefill_totals
 from hymell.graph import ModelFacts
 from hymell.hardware import find_gpu
 from hymell.measure.e2e import read_runs
-from hymell.measure.location import locate
 from hymell.op_registry.engines import get_engine
 from hymell.workload import Parallel, Precision
+from systems.keeping import kept, state_of
 
 Array = NDArray[np.float64]
 
@@ -126,15 +126,8 @@ class Left:
 
 def load(name: str, what: str, cache: Path) -> tuple[Runs, list[Left]]:
     """The runs of a set with a measured ``what``, from ``cache`` where nothing has changed."""
-    file = cache / f"{name}-{what}-{state(name)}.pkl"
-    if file.is_file():
-        # Written by this program into its own build folder.
-        kept: tuple[Runs, list[Left]] = pd.read_pickle(file)
-        return kept
-    made = _make(name, what)
-    cache.mkdir(parents=True, exist_ok=True)
-    pd.to_pickle(made, file)
-    return made
+    file = cache / f"{name}-{what}-{state_of(name, _NOT_PRICES, __file__)}.pkl"
+    return kept(file, partial(_make, name, what))
 
 
 #: Parts of the package that no price of a kernel comes from.
@@ -152,18 +145,6 @@ _NOT_PRICES: Final = frozenset(
     }
     | {"conformal.py", "intervals.py", "intervals.json", "bounded.py", "cost_report.py"}
 )
-
-
-def state(name: str) -> str:
-    """Of everything the terms follow from: the set, calibrations, data sheets and code."""
-    package = Path(hymell.__file__).parent
-    found = hashlib.sha256((locate() / "e2e" / f"{name}.csv").read_bytes())
-    for path in sorted(package.rglob("*")):
-        apart = _NOT_PRICES & set(path.relative_to(package).parts)
-        if path.suffix in (".py", ".json", ".safetensors") and not apart:
-            found.update(path.name.encode() + path.read_bytes())
-    found.update(Path(__file__).read_bytes())
-    return found.hexdigest()[:16]
 
 
 def _make(name: str, what: str) -> tuple[Runs, list[Left]]:

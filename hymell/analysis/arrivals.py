@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from hymell.analysis.csv_lines import csv_lines
 from hymell.errors import HymellError
 from hymell.workload import Workload
 
@@ -71,13 +70,7 @@ def read_arrivals(path: str | os.PathLike[str]) -> list[Arrival]:
     Raises HymellError, naming the line, for what is no request.
     """
     name = os.fspath(path)
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is no CSV file in UTF-8"
-        raise HymellError(f"cannot read the arrivals {name!r}: {reason}") from None
+    lines = csv_lines(path, "arrivals")
     header = [cell.strip().lower() for cell in lines[0][1]] if lines else []
     missing = [column for column in _NAMES if column not in header]
     if missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from hymell import zoo
+from hymell.analysis.csv_lines import csv_lines
 from hymell.errors import HymellError
 from hymell.hardware import find_gpu, gpu_names
 from hymell.op_registry.engines import get_engine
@@ -181,13 +181,7 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[OwnRun, ...]:
     missing, unknown or stand twice, for cells that are no numbers, for values that make no sense.
     """
     name = os.fspath(path)
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is no CSV file in UTF-8"
-        raise HymellError(f"cannot read the runs {name!r}: {reason}") from None
+    lines = csv_lines(path, "runs")
     if not lines:
         raise HymellError(f"the runs {name!r} are empty; the first line names the columns")
     header = _header([cell.strip().lower() for cell in lines[0][1]], name)

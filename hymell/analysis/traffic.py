@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
+from hymell.analysis.csv_lines import csv_lines
 from hymell.errors import HymellError
 from hymell.workload import Workload
 
@@ -56,13 +55,7 @@ def read_traffic(path: str | os.PathLike[str]) -> list[Request]:
     A header with these names may put them in any order, beside other columns; without a header they
     stand in this order. Raises HymellError, naming the line, for what is no request.
     """
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is no CSV file in UTF-8"
-        raise HymellError(f"cannot read the traffic {os.fspath(path)!r}: {reason}") from None
+    lines = csv_lines(path, "traffic")
     if not lines:
         raise HymellError(f"the traffic {os.fspath(path)!r} holds no requests")
     names = [cell.strip().lower() for cell in lines[0][1]]
